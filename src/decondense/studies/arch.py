@@ -51,11 +51,11 @@ def arms(size: dict[str, Any]) -> Settings:
     (size, id of the first token of a text, id of the last), `pad` the id of the padding token, which has no
     embedding, for architectures that must have one; `opt_rate`, where given, the learning rate of the two OPTs."""
     layers, width, heads, context, pad = (size[key] for key in ("layers", "width", "heads", "context", "pad"))
-    words = dict(zip(("vocab_size", "bos_token_id", "eos_token_id"), size["vocabulary"]))
-    common = words | {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
+    vocabulary = dict(zip(("vocab_size", "bos_token_id", "eos_token_id"), size["vocabulary"]))
+    common = vocabulary | {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
     common |= {"max_position_embeddings": context}
     rotary = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}}
-    gpt2 = words | {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "n_embd": width, "n_layer": layers}
+    gpt2 = vocabulary | {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "n_embd": width, "n_layer": layers}
     gpt2 |= {"n_head": heads, "n_inner": size["mlp"], "n_positions": context}
     opt = common | {"ffn_dim": size["mlp"], "dropout": 0.0, "word_embed_proj_dim": width, "pad_token_id": pad}
     llama = common | {"intermediate_size": size["gated"], "num_key_value_heads": heads, "pad_token_id": pad}
@@ -72,33 +72,33 @@ def arms(size: dict[str, Any]) -> Settings:
         ROPE: ("smollm3", llama | {"no_rope_layers": [1] * layers}),
         NOPE: ("smollm3", llama | {"no_rope_layers": [0] * layers}),
     }
-    own = {"train": {"learning_rate": size["opt_rate"]}} if "opt_rate" in size else {}
+    opt_training = {"train": {"learning_rate": size["opt_rate"]}} if "opt_rate" in size else {}
     return {
-        arm: {"model": {"architecture": kind, "config": config}} | (own if kind == "opt" else {})
+        arm: {"model": {"architecture": kind, "config": config}} | (opt_training if kind == "opt" else {})
         for arm, (kind, config) in models.items()
     }
 
 
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
-    of_all = len(settings["arms"])
+    arm_count = len(settings["arms"])
     losses = {arm: runs.mean(arm, held_out) for arm in runs.arms}
     best = min(filter(math.isfinite, losses.values()), default=math.nan)
     failed = [arm for arm, loss in losses.items() if not loss < best + LEARNS]
     names = [arm for arm in settings["arms"] if arm not in failed]
     trends = {arm: runs.values(arm, spearman) for arm in names}
-    raised = {arm: [cosine(run) - cosine(run, 0) for run in runs.of(arm)] for arm in names}
-    condense, verdict, resist = _all_above(trends, of_all)
-    level, by_level, lowered = _all_above(raised, of_all)
+    level_changes = {arm: [cosine(run) - cosine(run, 0) for run in runs.of(arm)] for arm in names}
+    condense, verdict, resist = _all_above(trends, arm_count)
+    level, by_level, lowered = _all_above(level_changes, arm_count)
     late = {arm: [cosine(run) - cosine(run, 1) for run in runs.of(arm) if len(run.snapshots) > 2] for arm in names}
-    later, _, fallen = _all_above({arm: some for arm, some in late.items() if some}, of_all)
+    later, _, fallen = _all_above({arm: some for arm, some in late.items() if some}, arm_count)
     pairs = [pair for pair in CONTRASTS if not {*pair[1:]} & {*failed}]
     contrasts = {what: runs.contrast(a, b, spearman, claim="greater") for what, a, b in pairs}
     levels = {what: runs.contrast(a, b, cosine, claim="greater") for what, a, b in pairs}
     seeds = [len(runs.of(arm)) for arm in runs.arms]
     sentence = ""
-    if len(seeds) < of_all or min(seeds) < 3:
-        least = min(seeds, default=0)
-        sentence = f"{len(seeds)} of {of_all} architectures are run, {least} of at least 3 training seeds; "
+    if len(seeds) < arm_count or min(seeds) < 3:
+        fewest_seeds = min(seeds, default=0)
+        sentence = f"{len(seeds)} of {arm_count} architectures are run, {fewest_seeds} of at least 3 training seeds; "
     verdicts = {"trend": verdict, "level": by_level}
     sentence += (
         f"Spearman of {len(names)} architectures: {_sides(condense, resist)}; pairs that differ in it: "

@@ -24,8 +24,8 @@ def recipe_of(settings: Settings, arm: str, seed: int) -> Recipe:
     recipe = recipe_from(content, f"arm {arm!r}")
     teacher, distillation = teacher_of(settings, arm), recipe.baselines.distillation
     if teacher is not None and distillation is not None:
-        learnt = essence(recipe_of(settings, teacher, seed).model_dump(mode="json"))
-        fingerprint = hashlib.sha256(json.dumps(learnt, sort_keys=True).encode()).hexdigest()[:16]
+        teacher_essence = essence(recipe_of(settings, teacher, seed).model_dump(mode="json"))
+        fingerprint = hashlib.sha256(json.dumps(teacher_essence, sort_keys=True).encode()).hexdigest()[:16]
         distillation.teacher = f"{TEACHER} {fingerprint}"
     return recipe
 
@@ -50,8 +50,8 @@ def teachers_first(settings: Settings) -> list[str]:
 def _teacher(settings: Settings, arm: str) -> str | None:
     """The teacher as the settings name it. No recipe is made for this: every plan and every training of a study asks
     for the teachers of all arms, and making all recipes would take as long as a small training."""
-    base, own = ({"baselines": part.get("baselines", {})} for part in (settings["base"], settings["arms"][arm]))
-    teacher = flat(joined(base, own)).get("baselines.distillation.teacher")
+    base, change = ({"baselines": part.get("baselines", {})} for part in (settings["base"], settings["arms"][arm]))
+    teacher = flat(joined(base, change)).get("baselines.distillation.teacher")
     return teacher if isinstance(teacher, str) else None
 
 
@@ -66,8 +66,8 @@ def essence(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return content | {"snapshots.count": "some" if content.get("snapshots.count") else "none"}
 
 
-def as_in(recipe: Settings, own: Mapping[str, Any]) -> Settings:
+def as_in(recipe: Settings, run_recipe: Mapping[str, Any]) -> Settings:
     """The recipe of an arm for a run of it: its seed, its snapshots and what a resumed run may change are the run's."""
     train = {key: value for key, value in recipe["train"].items() if key not in FREE}
-    train |= {key: value for key, value in own["train"].items() if key in ("seed", *FREE)}
-    return {**recipe, "train": train, "snapshots": own.get("snapshots", recipe["snapshots"])}
+    train |= {key: value for key, value in run_recipe["train"].items() if key in ("seed", *FREE)}
+    return {**recipe, "train": train, "snapshots": run_recipe.get("snapshots", recipe["snapshots"])}

@@ -72,9 +72,9 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     listed = [*tasks["tasks"]] + ([{"task": AVERAGE, **macro}] if macro else [])
     if macro and "weighted" in macro:
         listed.append({"task": WEIGHTED, **macro["weighted"]})
-    beside = {row["task"]: row for row in likelihood["tasks"]} | {AVERAGE: likelihood["macro"] or {}}
+    likelihood_rows = {row["task"]: row for row in likelihood["tasks"]} | {AVERAGE: likelihood["macro"] or {}}
     for row in listed:
-        row |= {column: beside.get(row["task"], {}).get(key) for column, key in NATS.items()}
+        row |= {column: likelihood_rows.get(row["task"], {}).get(key) for column, key in NATS.items()}
     drawn, title = differences(Differences.model_validate(tasks)), f"{TREATED} − {PLAIN}, {seeds} seeds each"
     draw = partial(forest, drawn, title=title, power=0.8, published=PUBLISHED_GAIN) if macro else None
     numbers = {

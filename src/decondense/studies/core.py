@@ -85,9 +85,9 @@ class Study:
         strange = [arm for arm in settings.get("once", ()) if arm not in arms]
         if strange:
             raise ValueError(f"once must name arms, got {', '.join(map(repr, strange))}: leave it at the default.")
-        bare = [arm for arm in arms if not recipe_of(settings, arm, 0).snapshots.count]
+        unmeasured = [arm for arm in arms if not recipe_of(settings, arm, 0).snapshots.count]
         models = [what["model"] for what in self.measurements(settings)]
-        if strange := [arm for arm in bare if arm not in models]:
+        if strange := [arm for arm in unmeasured if arm not in models]:
             raise ValueError(
                 "a study reports the geometry of every arm, so snapshots.count must be at least 1, got 0 in "
                 f"{strange[0]!r}: leave it at the default."
@@ -108,12 +108,12 @@ class Study:
             for arm in teachers_first(settings)
             if not number or arm not in settings.get("once", ())
         ]
-        for what in self.measurements(settings):
-            config = {"text": settings.get("text"), **what, "windows": settings["windows"]}
+        for measurement in self.measurements(settings):
+            config = {"text": settings.get("text"), **measurement, "windows": settings["windows"]}
             config |= {"tokens": settings["tokens"], "bootstrap": settings.get("bootstrap", 2000)}
-            config |= settings.get("sizes", {}).get(what["model"], {})
-            words = f"{what['model']} {what.get('revision', '')}".strip() + f" on {config['text']}"
-            plan.append(Planned(measured_name(config), words, config=config))
+            config |= settings.get("sizes", {}).get(measurement["model"], {})
+            description = f"{measurement['model']} {measurement.get('revision', '')}".strip() + f" on {config['text']}"
+            plan.append(Planned(measured_name(config), description, config=config))
         return plan
 
 
@@ -121,14 +121,14 @@ def settings_of(study: Study, scale: str, changes: Sequence[str] = (), seeds: Se
     """The settings of a scale, with "key.key=value" changes and other seeds put in."""
     check_choice("scale", scale, SCALES)
     default = {k: v for k, v in study.scales[scale].items() if k not in ("about", "cost")}
-    settings, where = copy.deepcopy(default), f"{study.name} at scale {scale}"
+    settings, subject = copy.deepcopy(default), f"{study.name} at scale {scale}"
     if seeds is not None:
         if "seeds" not in settings:
-            raise ValueError(f"{where} trains nothing: leave --seeds out.")
+            raise ValueError(f"{subject} trains nothing: leave --seeds out.")
         settings["seeds"] = list(seeds)
     for change in changes:
-        put_change(settings, change, where)
-    check_form(settings, default, where)
+        put_change(settings, change, subject)
+    check_form(settings, default, subject)
     return settings
 
 
@@ -147,35 +147,35 @@ def run(
     study.check(settings)
     plan = study.plan(settings)
     chosen = select(study, plan, pieces)
-    fresh = read_config(study, scale, folder) is None
+    is_new = read_config(study, scale, folder) is None
     members = Members(plan, settings)
     done = {one.name for one in _runs(folder, members).values()}
-    known = known_runs(reuse, members)
-    shop = Workshop(folder, settings, data, bench, device, say, timed and study.timed, known, progress)
+    reusable = known_runs(reuse, members)
+    shop = Workshop(folder, settings, data, bench, device, say, timed and study.timed, reusable, progress)
     missing = [planned for planned in chosen if planned.name not in done]
     for planned in chosen:
         if planned.name in done:
             say(f"{planned.name}: already done")
-    begun, reason = time.monotonic(), ""
+    start_time, reason = time.monotonic(), ""
     try:
         _write_config(study, scale, folder, settings)
         for made, planned in enumerate(missing, 1):
             make(planned, shop)
             if to_go := len(missing) - made:
-                pace = (time.monotonic() - begun) / made
+                pace = (time.monotonic() - start_time) / made
                 say(f"  {several(to_go, 'run')} to go, about {duration(to_go * pace)}")
     except NotRun as error:
         reason = str(error)
         say(f"not run: {reason}")
     except BaseException:
-        if fresh and not (folder / "runs").is_dir():
+        if is_new and not (folder / "runs").is_dir():
             (folder / "config.yaml").unlink(missing_ok=True)
         raise
     finally:
         if shop.aside:
             gc.unfreeze()
-    left = [*(planned.name for planned in chosen), *map(safe_name, settings.get("arms", ()))]
-    for path in [path for name in left for path in shop.work.glob(name)]:
+    leftovers = [*(planned.name for planned in chosen), *map(safe_name, settings.get("arms", ()))]
+    for path in [path for name in leftovers for path in shop.work.glob(name)]:
         shutil.rmtree(path, ignore_errors=True)  # what a killed process had no time to remove
     clear_teachers(plan, shop)
     with contextlib.suppress(OSError):
@@ -188,30 +188,30 @@ def select(study: Study, plan: list[Planned], wanted: Sequence[str] | None) -> l
     if wanted is None:
         return plan
     if not wanted:
-        like = f", like {plan[0].name}" if plan else ""
-        raise ValueError(f"--piece must name at least one run{like}, got none: leave it out for all.")
+        example = f", like {plan[0].name}" if plan else ""
+        raise ValueError(f"--piece must name at least one run{example}, got none: leave it out for all.")
     chosen: list[Planned] = []
-    for one in wanted:
-        same = [p for number, p in enumerate(plan, 1) if one == str(number) or fnmatch.fnmatchcase(p.name, one)]
-        if not same:
+    for piece in wanted:
+        matches = [p for number, p in enumerate(plan, 1) if piece == str(number) or fnmatch.fnmatchcase(p.name, piece)]
+        if not matches:
             names = ", ".join(f"{number} ({p.name})" for number, p in enumerate(plan, 1))
-            close = perhaps(one, [p.name for p in plan])
-            raise ValueError(f"the study {study.name!r} has no run {one!r}, its runs are {names or 'none'}{close}")
-        chosen += [planned for planned in same if planned not in chosen]
+            close = perhaps(piece, [p.name for p in plan])
+            raise ValueError(f"the study {study.name!r} has no run {piece!r}, its runs are {names or 'none'}{close}")
+        chosen += [planned for planned in matches if planned not in chosen]
     return chosen
 
 
 def _runs(folder: Path, members: Members) -> dict[str, Run]:
     """Folder → finished run in DIR/runs; a run that does not belong is an error, as it would not count."""
-    taken = {}
+    runs_by_folder = {}
     for found in members.among((path, path.name) for path in sorted((folder / "runs").glob("[!.]*"))):
         if found.member is None:
             raise ValueError(
                 f"the run {found.name} in this folder does not belong to the study with its settings: {found.reason}; "
                 "choose another folder with --out."
             )
-        taken[found.name] = found.member
-    return taken
+        runs_by_folder[found.name] = found.member
+    return runs_by_folder
 
 
 def collect(study: Study, scale: str, folder: Path, sources: Sequence[Path], *, say: Say = nobody) -> None:
@@ -220,28 +220,28 @@ def collect(study: Study, scale: str, folder: Path, sources: Sequence[Path], *, 
     configs = [read_config(study, scale, place) for place in (folder, *sources) if place is folder or place.is_dir()]
     settings = next((found for found in configs if found is not None), None) or settings_of(study, scale)
     members = Members(study.plan(settings), settings)
-    present = {one.name: one for one in _runs(folder, members).values()}
+    present = {member.name: member for member in _runs(folder, members).values()}
     fresh: dict[str, Run] = {}
     for source in sources:
-        there = list(members.among((path.parent, name) for path, name in find([source])))
-        others = [f"{found.name}: {found.reason}" for found in there if found.member is None]
-        for found in there:
-            if (one := found.member) is None:
+        found_runs = list(members.among((path.parent, name) for path, name in find([source])))
+        refusals = [f"{found.name}: {found.reason}" for found in found_runs if found.member is None]
+        for found in found_runs:
+            if (member := found.member) is None:
                 continue
-            if isinstance(one.record, Training):
-                one = one._replace(record=in_small(one.record, found.folder, settings))
-            known = present.get(one.name) or fresh.setdefault(one.name, one)
-            if known.record.to_json() != one.record.to_json():
-                raise ValueError(f"the run {one.name!r} is there twice with different numbers: keep one of them.")
-        if len(others) == len(there):
+            if isinstance(member.record, Training):
+                member = member._replace(record=in_small(member.record, found.folder, settings))
+            earlier = present.get(member.name) or fresh.setdefault(member.name, member)
+            if earlier.record.to_json() != member.record.to_json():
+                raise ValueError(f"the run {member.name!r} is there twice with different numbers: keep one of them.")
+        if len(refusals) == len(found_runs):
             raise ValueError(
                 f"no run at {str(source)!r} belongs to {study.name} at scale {scale}: "
-                f"{others[0] if others else 'there is no finished run'}."
+                f"{refusals[0] if refusals else 'there is no finished run'}."
             )
-        if others:
-            say(f"{len(others)} runs at {source} do not belong and are left out; {others[0]}")
-    for one in fresh.values():
-        save_run(one, folder / "runs")
+        if refusals:
+            say(f"{len(refusals)} runs at {source} do not belong and are left out; {refusals[0]}")
+    for member in fresh.values():
+        save_run(member, folder / "runs")
     _write_config(study, scale, folder, settings)
 
 
@@ -286,45 +286,45 @@ def conclude(
     settings = settings or read_config(study, scale, folder) or settings_of(study, scale)
     plan = study.plan(settings)
     members = Members(plan, settings)
-    taken = _runs(folder, members)
-    there = {one.name for one in taken.values()}
-    if missing := [planned.name for planned in plan if planned.name not in there]:
-        first = ", ".join(missing[:NAMED]) + (f" and {len(missing) - NAMED} more" if len(missing) > NAMED else "")
-        say(f"{len(missing)} of {several(len(plan), 'run')} are missing; without --merge they are made: {first}")
-    named = [one._replace(name=name) for name, one in taken.items()]
-    runs = Runs(named, list(settings.get("arms", ())), members.configs)
-    used = settings | ({"seeds": runs.seeds} if runs.seeds else {})
-    if taken or not plan:
-        end = study.conclude(runs, used)
+    runs_by_folder = _runs(folder, members)
+    finished_names = {one.name for one in runs_by_folder.values()}
+    if missing := [planned.name for planned in plan if planned.name not in finished_names]:
+        listed = ", ".join(missing[:NAMED]) + (f" and {len(missing) - NAMED} more" if len(missing) > NAMED else "")
+        say(f"{len(missing)} of {several(len(plan), 'run')} are missing; without --merge they are made: {listed}")
+    named_runs = [one._replace(name=name) for name, one in runs_by_folder.items()]
+    runs = Runs(named_runs, list(settings.get("arms", ())), members.configs)
+    used_settings = settings | ({"seeds": runs.seeds} if runs.seeds else {})
+    if runs_by_folder or not plan:
+        conclusion = study.conclude(runs, used_settings)
     else:
-        end = Conclusion(UNDECIDED, "not run", "not run" + (f": {reason}" if reason else "."), [], [], {})
-    figures = ({} if end.draw is None else {"figure.png": end.draw}) | end.more
-    toy = TOY if study.toy and scale == "smoke" and taken else ""
-    here = [f"{platform.machine()} CPU"] if not plan else ["none"]
+        conclusion = Conclusion(UNDECIDED, "not run", "not run" + (f": {reason}" if reason else "."), [], [], {})
+    figures = ({} if conclusion.draw is None else {"figure.png": conclusion.draw}) | conclusion.more
+    toy = TOY if study.toy and scale == "smoke" and runs_by_folder else ""
+    no_runs = [f"{platform.machine()} CPU"] if not plan else ["none"]
     record = records.Study(
         schema=records.Study.reads[0], study=study.name, claim=study.claim, question=study.question,
-        criterion=study.criterion_of(used), scale=scale, verdict=end.verdict, headline=end.headline + toy,
-        sentence=f"{end.verdict}: {end.sentence}{toy}",
-        command=command_of(study.name, scale, settings_of(study, scale), used),
-        hardware="; ".join(sorted({one.record.hardware for one in taken.values()}) or here),
-        table=records.Table(columns=end.columns, rows=round_to(end.rows, whole=False)),
-        figures=list(figures), config=used, runs=sorted(taken),
-        estimate=round_to(end.estimate, whole=False),
-        versions=_versions(taken.values()) if plan else versions("decondense", "numpy", "scipy"),
+        criterion=study.criterion_of(used_settings), scale=scale, verdict=conclusion.verdict,
+        headline=conclusion.headline + toy, sentence=f"{conclusion.verdict}: {conclusion.sentence}{toy}",
+        command=command_of(study.name, scale, settings_of(study, scale), used_settings),
+        hardware="; ".join(sorted({one.record.hardware for one in runs_by_folder.values()}) or no_runs),
+        table=records.Table(columns=conclusion.columns, rows=round_to(conclusion.rows, whole=False)),
+        figures=list(figures), config=used_settings, runs=sorted(runs_by_folder),
+        estimate=round_to(conclusion.estimate, whole=False),
+        versions=_versions(runs_by_folder.values()) if plan else versions("decondense", "numpy", "scipy"),
     )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     for name, draw in figures.items():
         draw(folder / name)
-    write_csv(folder / "table.csv", [dict(zip(end.columns, row)) for row in record.table.rows])
+    write_csv(folder / "table.csv", [dict(zip(conclusion.columns, row)) for row in record.table.rows])
     # keep the seeds that were asked for, or the next merge would not report one without any run as missing
-    asked = list(dict.fromkeys([*settings.get("seeds", ()), *runs.seeds]))
-    _write_config(study, scale, folder, settings | ({"seeds": asked} if asked else {}))
+    seeds = list(dict.fromkeys([*settings.get("seeds", ()), *runs.seeds]))
+    _write_config(study, scale, folder, settings | ({"seeds": seeds} if seeds else {}))
     record.save(folder / "result.json")
     return record
 
 
 def _versions(runs: Iterable[Run]) -> dict[str, str]:
     """Package → its versions in all runs, separated by commas where they differ."""
-    several = (entry for one in runs for entry in one.record.versions.items())
-    known = grouped((name, version) for name, versions in several for version in versions.split(", "))
-    return {name: ", ".join(sorted(set(known[name]))) for name in sorted(known)}
+    pairs = (entry for one in runs for entry in one.record.versions.items())
+    by_package = grouped((name, version) for name, versions in pairs for version in versions.split(", "))
+    return {name: ", ".join(sorted(set(by_package[name]))) for name in sorted(by_package)}

@@ -63,22 +63,22 @@ def criterion_of(settings: Settings) -> str:
 
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
     arm_of, dose = by_dose(settings), settings["dose"]
-    here = {d: arm for d, arm in arm_of.items() if arm in runs}
+    arms_run = {d: arm for d, arm in arm_of.items() if arm in runs}
     against = {d: runs.contrast(arm, arm_of[0.0], held_out) for d, arm in arm_of.items() if d}
     slope, trend, level = (decide(_slopes(runs, arm_of, m), claim="less") for m in (held_out, spearman, cosine))
-    towards = [d for d in arm_of if d > 0]
-    strict = {d: runs.contrast(arm_of[d], arm_of[0.0], held_out, level=1 - 0.05 / len(towards)) for d in towards}
+    positive = [d for d in arm_of if d > 0]
+    strict = {d: runs.contrast(arm_of[d], arm_of[0.0], held_out, level=1 - 0.05 / len(positive)) for d in positive}
     most, at = max(((-x.low, d) for d, x in strict.items() if x.low is not None), default=(None, None))
     scores = {d: scored for d, arm in arm_of.items() if (scored := runs.scores(arm))}
-    best = min(here, key=lambda d: runs.mean(here[d], held_out), default=0.0)
-    by = trend_and_level(trend.verdict, level.verdict)
+    best = min(arms_run, key=lambda d: runs.mean(arms_run[d], held_out), default=0.0)
+    finding = trend_and_level(trend.verdict, level.verdict)
     sentence = (
         f"held-out loss at λ = {_plain(dose)} minus at 0 {against[dose].words(4)}; slope over doses, nats per unit of "
         f"λ, {slope.words(4)} (below 0: condensing hurts more than dispersing); lowest mean loss at λ = {_plain(best)}"
-        f". {_at_most(most, at, len(towards))}"
+        f". {_at_most(most, at, len(positive))}"
         f"Mean cosine {_at(runs, arm_of, cosine, '.3f')}, slope {level.words()}; Spearman "
         f"{_at(runs, arm_of, spearman, '+.2f')}, slope {trend.words()}. That a higher weight relieves condensation: "
-        f"{by[0].lower()}{by[1:]}"
+        f"{finding[0].lower()}{finding[1:]}"
     )
     headline = (
         f"held-out loss, λ = {_plain(dose)} minus 0: {against[dose].short(4)} nats; slope over all λ: "
@@ -96,15 +96,15 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     estimate["against_zero_corrected"] = {arm_of[d]: x for d, x in strict.items()}
     each = 1 - 0.05 / (len(arm_of) - 1)
     by_arm = {arm: perplexities(runs, arm, arm_of[0.0], level=each) for d, arm in arm_of.items() if d}
-    named = next(iter(by_arm.values()))  # the same tasks for all: those of λ = 0
-    estimate["perplexity"] = {task: {arm: by_task[task] for arm, by_task in by_arm.items()} for task in named}
-    losses = {d: runs.differences(arm, arm_of[0.0], held_out) for d, arm in here.items()}
-    small = {d: values for d, values in losses.items() if abs(d) < max(map(abs, here))}
+    task_names = next(iter(by_arm.values()))  # the same tasks for all: those of λ = 0
+    estimate["perplexity"] = {task: {arm: by_task[task] for arm, by_task in by_arm.items()} for task in task_names}
+    losses = {d: runs.differences(arm, arm_of[0.0], held_out) for d, arm in arms_run.items()}
+    small = {d: values for d, values in losses.items() if abs(d) < max(map(abs, arms_run))}
     title, unit = "held-out loss minus that of λ = 0", "nats per token"
     panels = [_panel(title, unit, losses, line=0.0)]
     if len(small) > 2:  # again without the largest, which would hide them
         panels.append(_panel(f"{title}, small doses", unit, small, line=0.0))
-    geometry = {d: runs.values(arm, cosine) for d, arm in here.items()}
+    geometry = {d: runs.values(arm, cosine) for d, arm in arms_run.items()}
     panels.append(_panel("geometry", "mean cosine of the blocks", geometry))
     task = next((t for t in runs.tasks if not t.endswith("perplexity")), None)
     if task is not None:

@@ -26,14 +26,14 @@ def refuse(settings: Settings) -> None:
 
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
     losses = {arm: runs.differences(arm, EXACT, held_out) for arm in (NONE, *OTHERS)}
-    same = {arm: equivalent(losses[arm], margin=settings["margin"]) for arm in OTHERS}
+    equivalence = {arm: equivalent(losses[arm], margin=settings["margin"]) for arm in OTHERS}
     geometry = {arm: interval(d) for arm in (NONE, *OTHERS) if (d := runs.differences(arm, EXACT, cosine))}
     costs = {arm: list(runs.costs(arm, NONE).values()) for arm in runs.arms if arm != NONE}
     cost = {arm: sum(some) / len(some) if some else None for arm, some in costs.items()}
     # seed by seed, how much of what the exact loss does to the mean cosine is left
     kept = {arm: share_of_change(runs, arm, EXACT, NONE, margin=100 * MATTERS_COSINE, around=100) for arm in OTHERS}
     keeps = "; ".join(f"{arm} {_percent(d)}" for arm, d in kept.items())
-    words = "; ".join(f"{arm} {d.words(4)}" for arm, d in same.items())
+    words = "; ".join(f"{arm} {d.words(4)}" for arm, d in equivalence.items())
     prices = ", ".join(f"{arm} {x:.3f}×" for arm, x in cost.items() if x is not None) or "not measured"
     moved = ", ".join(f"{arm} {signed(g[0], 4)}" for arm, g in geometry.items())
     sentence = (
@@ -54,7 +54,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         right_title="mean cosine minus exact · cost",
         note="dots: training seeds; bars: 90 % intervals; shaded: the margin",
     )  # fmt: skip
-    estimate = {"held_out_loss": same, "margin": settings["margin"], "cost": cost, "mean_cosine": geometry}
+    estimate = {"held_out_loss": equivalence, "margin": settings["margin"], "cost": cost, "mean_cosine": geometry}
     estimate["kept_percent"] = kept
     return Conclusion(combine(list(kept.values())), headline, sentence, *runs.rows(), estimate, draw)
 

@@ -28,24 +28,24 @@ PLAIN = "cross-entropy"
 
 
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
-    beside = {
+    against_centre = {
         arm: not_below(runs.differences(arm, CENTRE, held_out), margin=MATTERS_NATS, tried=len(CELLS)) for arm in CELLS
     }
-    good = [arm for arm, d in beside.items() if d.verdict == REPRODUCED]
-    better = [arm for arm, d in beside.items() if d.verdict == NOT]
+    good = [arm for arm, d in against_centre.items() if d.verdict == REPRODUCED]
+    better = [arm for arm, d in against_centre.items() if d.verdict == NOT]
     beaten = [arm for arm in CELLS if runs.contrast(CENTRE, arm, held_out).verdict == REPRODUCED]
     level = 1 - 0.05 / len(CELLS)
-    told = {arm: over_items(runs, arm, CENTRE, kind="log_share", level=level) for arm in CELLS}
-    likely = {arm: one for arm, one in told.items() if one is not None}
-    points = {arm: over_items(runs, arm, CENTRE, kind="correct", level=level) for arm in likely}
+    over_tasks = {arm: over_items(runs, arm, CENTRE, kind="log_share", level=level) for arm in CELLS}
+    likelihoods = {arm: one for arm, one in over_tasks.items() if one is not None}
+    points = {arm: over_items(runs, arm, CENTRE, kind="correct", level=level) for arm in likelihoods}
     plain = {arm: runs.contrast(arm, PLAIN, held_out, level=1 - 0.05 / len(needed)) for arm in needed}
     others = {arm: runs.contrast(arm, CENTRE, held_out) for arm in runs.arms if arm not in [*needed, PLAIN]}
-    closest = min(beside.items(), key=lambda pair: pair[1].estimate if pair[1].estimate is not None else 1e9)
+    closest = min(against_centre.items(), key=lambda pair: pair[1].estimate if pair[1].estimate is not None else 1e9)
     sentence = (
         f"of {len(CELLS)} other cells {len(good)} have no held-out loss lower by {MATTERS_NATS:g} nats or more, and "
         f"{len(better)} have ({', '.join(better) or 'none'}); {len(beaten)} are worse than the paper's choice with the "
         f"whole 95 % interval; its strongest rival minus the paper's choice, {closest[0]}: {closest[1].words(5)}."
-        f"{_plain(plain)}{_likely(likely)}"
+        f"{_plain(plain)}{_likely(likelihoods)}"
     )
     headline = (
         f"a gain of {MATTERS_NATS:g} nats over the paper's choice is excluded in {len(good)} of {len(CELLS)} other "
@@ -62,12 +62,12 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         "shaded: too small to matter",
     )  # fmt: skip
     estimate: dict[str, Any] = {
-        "strongest_rival": dict([closest]), "cell_minus_centre": beside, "minus_cross_entropy": plain,
+        "strongest_rival": dict([closest]), "cell_minus_centre": against_centre, "minus_cross_entropy": plain,
         "others_minus_centre": others,
     }  # fmt: skip
-    if likely:
-        estimate |= {"log_likelihood_minus_centre": likely, "points_minus_centre": points}
-    verdict = combine(list(beside.values()))
+    if likelihoods:
+        estimate |= {"log_likelihood_minus_centre": likelihoods, "points_minus_centre": points}
+    verdict = combine(list(against_centre.values()))
     return Conclusion(verdict, headline, sentence, *runs.rows(runs.tasks), estimate, draw if against else None)
 
 

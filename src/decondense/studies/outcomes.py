@@ -29,8 +29,8 @@ def evaluate_folder(
     from ..evaluate.harness import evaluate
     from ..models import pick_device
 
-    half = pick_device(device).type == "cuda"  # a CPU without bfloat16 takes minutes for a sentence
-    dtype, shots = settings.get("dtype") if half else None, settings.get("shots", "gpt2")
+    on_gpu = pick_device(device).type == "cuda"  # a CPU without bfloat16 takes minutes for a sentence
+    dtype, shots = settings.get("dtype") if on_gpu else None, settings.get("shots", "gpt2")
     record, items = evaluate(
         str(model), tasks=settings["tasks"], bench=bench, shots=shots, limit=settings.get("limit"), dtype=dtype,
         device=device, training_seed=seed, progress=progress,
@@ -51,9 +51,9 @@ def pack(items: Sequence[Item]) -> TaskOutcomes:
     """The items of one task, in the order of the evaluation."""
     order = hashlib.sha256("\n".join(f"{i['subtask']} {i['item']}" for i in items).encode()).hexdigest()[:16]
     correct = [float(i["correct"]) for i in items]
-    plain = all(c in (0.0, 1.0) for c in correct)
-    kept = "".join(str(int(c)) for c in correct) if plain else [round(c, 5) for c in correct]
-    packed = TaskOutcomes(n=len(items), items=order, correct=kept)
+    zero_or_one = all(c in (0.0, 1.0) for c in correct)
+    packed_correct = "".join(str(int(c)) for c in correct) if zero_or_one else [round(c, 5) for c in correct]
+    packed = TaskOutcomes(n=len(items), items=order, correct=packed_correct)
     if all(i["loglikelihoods"] and i["gold"] for i in items):
         shares = log_shares(items).astype("<f2")
         packed.log_share = base64.b64encode(shares.tobytes()).decode("ascii")

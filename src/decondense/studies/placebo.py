@@ -61,8 +61,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     hurts = {w: over_documents(runs, blind[w], real[w]) for w in weights if w < 0}
     seen = {w: share_of_change(runs, blind[w], real[w], none, margin=GATE) for w in weights}
     met = all(seen[w].verdict == REPRODUCED for w in (dose, -dose))
-    known = all(seen[w].low is not None for w in (dose, -dose))
-    gate = "met" if met else ("not met" if known else "not known at both") + ", and nothing follows"
+    gate_known = all(seen[w].low is not None for w in (dose, -dose))
+    gate = "met" if met else ("not met" if gate_known else "not known at both") + ", and nothing follows"
     alone = {arm: over_documents(runs, arm, none) for those in arms.values() for w, arm in those.items() if w}
     likely = {w: over_items(runs, real[w], blind[w], kind="log_share") for w in helps}
     ruined = [arm for arm, one in alone.items() if one.estimate is not None and one.estimate > RUINED]

@@ -68,8 +68,8 @@ def quantised(runs: Runs, arm: str, base: str, scheme: str) -> list[float]:
     """[cost of quantising the baseline, cost for the arm minus that, low, high], with the interval over the seeds that
     measured both. Below 0, the arm's models quantise better."""
     cost = quantisation(scheme)
-    both = np.array([list(map(cost, two)) for two in runs.paired(base, arm)]).reshape(-1, 2)
-    known = both[np.isfinite(both).all(1)]
+    costs = np.array([list(map(cost, two)) for two in runs.paired(base, arm)]).reshape(-1, 2)
+    known = costs[np.isfinite(costs).all(1)]
     return [float(known[:, 0].mean()), *interval(list(known[:, 1] - known[:, 0]))] if len(known) else [math.nan] * 4
 
 
@@ -83,8 +83,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         arm, control = BETWEEN.join(cell), BETWEEN.join((NONE, *cell[1:]))
         both = runs.paired(control, arm)
         if cell[0] != NONE and len(both) > 1:
-            pairs, apart = by_texts(*zip(*both)), runs.differences(arm, control, by_document)
-            table[cell] = (crossed_macro(pairs, paired=True), float(np.mean([b.mean() for b, _ in pairs])), apart)
+            pairs, diffs = by_texts(*zip(*both)), runs.differences(arm, control, by_document)
+            table[cell] = (crossed_macro(pairs, paired=True), float(np.mean([b.mean() for b, _ in pairs])), diffs)
     corrected = dict(zip(table, holm([crossed.p for crossed, *_ in table.values()])))
     decisions: dict[Cell, Decision] = {}
     tasks = on_tasks(runs, table)
@@ -94,43 +94,43 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     columns += [f"{name}_{what}" for name, *_ in ON_TASKS for what in ("difference", "low", "high") if tasks]
     columns += ["tasks_level"] if tasks else []  # of the intervals on tasks; all others are of `level`
     rows: list[list[Any]] = []
-    for cell, (crossed, level, apart) in table.items():
+    for cell, (crossed, level, diffs) in table.items():
         (loss, model, _), difference, strict = cell, crossed.difference, 1 - 0.05 / len(table)
         decisions[cell] = from_interval(
-            difference, *crossed.interval(strict), n=len(apart), claim="less", smallest=SMALLEST, level=strict
+            difference, *crossed.interval(strict), n=len(diffs), claim="less", smallest=SMALLEST, level=strict
         )
-        plain = [c for c in tokens if c[:2] == (NONE, model) and BETWEEN.join(c) in runs]
-        known = [runs.mean(BETWEEN.join(c), by_document) for c in plain]
+        plain_cells = [c for c in tokens if c[:2] == (NONE, model) and BETWEEN.join(c) in runs]
+        plain_losses = [runs.mean(BETWEEN.join(c), by_document) for c in plain_cells]
         control = BETWEEN.join((NONE, *cell[1:]))
         saved = tokens_saved(
-            [tokens[c] for c in plain], known, tokens[cell], runs.mean(control, by_document) + difference
+            [tokens[c] for c in plain_cells], plain_losses, tokens[cell], runs.mean(control, by_document) + difference
         )
         moved = float(np.mean(runs.differences(BETWEEN.join(cell), control, cosine)))
-        row = [loss, model, tokens[cell], len(apart), level, difference, *crossed.interval(0.95), 0.95]
+        row = [loss, model, tokens[cell], len(diffs), level, difference, *crossed.interval(0.95), 0.95]
         row += [crossed.p, corrected[cell], crossed.minimal_effect(), saved, moved]
         for scheme in runs.schemes:
             row += quantised(runs, BETWEEN.join(cell), control, scheme)
         for name, *_ in ON_TASKS if tasks else ():
-            told = tasks.get(cell, {}).get(name)
-            row += [None] * 3 if told is None else [told.estimate, told.low, told.high]
-        row += [next((told.level for told in tasks.get(cell, {}).values()), None)] if tasks else []
+            decision = tasks.get(cell, {}).get(name)
+            row += [None] * 3 if decision is None else [decision.estimate, decision.low, decision.high]
+        row += [next((decision.level for decision in tasks.get(cell, {}).values()), None)] if tasks else []
         rows.append(row)
-    words = "; ".join(
+    listed = "; ".join(
         f"{loss}, {model}, {amount(count)}: {signed(difference, 4)} [{signed(low, 4)}, {signed(high, 4)}]"
         f"{resolves(least)}"
         for loss, model, count, _, _, difference, low, high, _, _, _, least, *_ in rows
     )
-    sentence = f"held-out loss minus cross-entropy's, nats per token over seeds and documents: {words or 'not run'}."
-    sentence += _told(tasks)
+    sentence = f"held-out loss minus cross-entropy's, nats per token over seeds and documents: {listed or 'not run'}."
+    sentence += _tasks_in_words(tasks)
     verdict, headline, deciding = _decided(decisions, tokens)
     cells = {BETWEEN.join(cell): d for cell, d in decisions.items()}
     estimate = {"deciding": deciding, "cells": cells, "smallest": SMALLEST}
     if tasks:
-        estimate["tasks"] = {BETWEEN.join(cell): told for cell, told in tasks.items()}
+        estimate["tasks"] = {BETWEEN.join(cell): decision for cell, decision in tasks.items()}
     names = [*dict.fromkeys(loss for loss, *_ in tokens if loss != NONE), NONE]
     models = list(dict.fromkeys(model for _, model, _ in tokens))
     # an interval over two seeds would hide everything else
-    drawn = [cell for cell, (*_, apart) in table.items() if len(apart) > 2]
+    drawn = [cell for cell, (*_, diffs) in table.items() if len(diffs) > 2]
     drawn.sort(key=lambda cell: (models.index(cell[1]), tokens[cell], names.index(cell[0])))
     draw = partial(
         effects, [(f"{', '.join(cell[1:])}: {cell[0]}", table[cell][2]) for cell in drawn],
@@ -157,13 +157,13 @@ def on_tasks(runs: Runs, cells: Iterable[Cell]) -> dict[Cell, dict[str, Decision
     return {cell: {name: d for name, d in told.items() if d is not None} for cell, told in found.items()}
 
 
-def _told(tasks: Mapping[Cell, Mapping[str, Decision]]) -> str:
+def _tasks_in_words(tasks: Mapping[Cell, Mapping[str, Decision]]) -> str:
     """One sentence for each kind of outcome on the tasks."""
-    said = ""
+    sentences = ""
     for name, _, _, digits, words in ON_TASKS:
         cells = [f"{', '.join(cell)}: {told[name].words(digits)}" for cell, told in tasks.items() if name in told]
-        said += f" {words}: {'; '.join(cells)}." if cells else ""
-    return said
+        sentences += f" {words}: {'; '.join(cells)}." if cells else ""
+    return sentences
 
 
 def _why(
@@ -172,11 +172,11 @@ def _why(
     """Figures of what a loss changes, for each model at the largest budget at which a loss has three seeds, or as many
     as any has; and at smaller budgets for losses that are in no figure yet."""
     places = sorted({cell[1:]: None for cell in tokens}, key=lambda place: -tokens[(NONE, *place)])
-    kept = {place: _paired(runs, {c[0]: BETWEEN.join(c) for c in tokens if c[1:] == place}) for place in places}
+    runs_at = {place: _paired(runs, {c[0]: BETWEEN.join(c) for c in tokens if c[1:] == place}) for place in places}
     drawn: set[tuple[str, str]] = set()
     figures: dict[str, Callable[[Path], object]] = {}
-    for place, (base, losses) in kept.items():
-        seeds = [len(arm) for other, (_, arms) in kept.items() if other[0] == place[0] for arm in arms.values()]
+    for place, (base, losses) in runs_at.items():
+        seeds = [len(arm) for other, (_, arms) in runs_at.items() if other[0] == place[0] for arm in arms.values()]
         enough = {(place[0], loss) for loss, arm in losses.items() if len(arm) >= min(max(seeds), 3)}
         if not enough <= drawn:
             recipe = joined(settings["base"], settings["arms"][BETWEEN.join((NONE, *place))])

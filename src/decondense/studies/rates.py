@@ -114,8 +114,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
 def _with_tokens(settings: Settings) -> dict[str, str]:
     """Model → its name with its number of training tokens, unless the name ends with that already."""
     named = {}
-    for arm, own in settings["arms"].items():
-        model, size = arm.split(BETWEEN)[1], amount(joined(settings["base"], own)["data"]["tokens"])
+    for arm, changes in settings["arms"].items():
+        model, size = arm.split(BETWEEN)[1], amount(joined(settings["base"], changes)["data"]["tokens"])
         named[model] = model if model.endswith(size) else f"{model} {size}"
     return named
 
@@ -137,8 +137,8 @@ def _table(
         own = [metric(runs.table[arm][first]) for metric in METRICS] if first in runs.table[arm] else [None, None]
         rest = [fresh.mean(arm, metric) for metric in METRICS] if arm in fresh else [None, None]
         d = decisions.get((loss, model)) if arm in chosen else None
-        told = [d.estimate, d.low, d.high, d.level] if d is not None else [None] * 4
-        rows.append([loss, model, float(rate), *own, len(fresh.of(arm)), *rest, arm in chosen, *told])
+        numbers = [d.estimate, d.low, d.high, d.level] if d is not None else [None] * 4
+        rows.append([loss, model, float(rate), *own, len(fresh.of(arm)), *rest, arm in chosen, *numbers])
     return columns, rows
 
 

@@ -36,8 +36,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     scores = {arm: over_items(runs, arm, PLAIN, kind="correct") for arm in treated}
     deciding = met[0] if met else RELEASED
     trend = runs.contrast(deciding, PLAIN, spearman)
-    apart = {arm: runs.differences(arm, PLAIN, by_document) for arm in treated}
-    sentence = " ".join(_of_dose(arm, moved[arm], losses[arm], apart[arm], arm in met) for arm in doses) + (
+    diffs = {arm: runs.differences(arm, PLAIN, by_document) for arm in treated}
+    sentence = " ".join(_of_dose(arm, moved[arm], losses[arm], diffs[arm], arm in met) for arm in doses) + (
         f" {KEPT}: cosine in percent {moved[KEPT].words(1)}, loss {losses[KEPT].words(4)}; released minus kept "
         f"{spared.words(4)}. {OPPOSITE}: cosine in percent {moved[OPPOSITE].words(1)}, loss "
         f"{losses[OPPOSITE].words(4)}; dispersed minus condensed, both released, {sides.words(4)}. "
@@ -48,7 +48,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"{moved[deciding].short(1)} %{'' if met else f': the gate of −{GATE:g} % is not met'}"
     )
     columns, rows = runs.rows(runs.tasks, loss_by_document=by_document)
-    against = {arm: gaps for arm, gaps in apart.items() if gaps}
+    against = {arm: gaps for arm, gaps in diffs.items() if gaps}
     draw = partial(
         effects, list(against.items()), x="held-out loss minus cross-entropy's, nats per token (right of 0: worse)",
         margin=MATTERS_NATS, right=[f"{runs.mean(arm, cosine):.3f}" for arm in against],

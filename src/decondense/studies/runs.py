@@ -62,8 +62,8 @@ def read_run(path: Path) -> Run | None:
     record = read(path)
     if not isinstance(record, (Training, Measured)) or (isinstance(record, Training) and not record.finished):
         return None
-    beside = read(path / "outcomes.json") if (path / "outcomes.json").is_file() else None
-    return Run(path.name, record, beside if isinstance(beside, Outcomes) else None)
+    outcomes = read(path / "outcomes.json") if (path / "outcomes.json").is_file() else None
+    return Run(path.name, record, outcomes if isinstance(outcomes, Outcomes) else None)
 
 
 class Members:
@@ -89,30 +89,30 @@ class Members:
         if isinstance(run.record, Measured):
             if run.record.config in self.configs:
                 return run._replace(name=measured_name(run.record.config)), ""
-            asked = ", ".join(f"{key} {value}" for key, value in run.record.config.items())
-            return None, f"the study does not measure {asked}"
-        content = essence(run.record.recipe)
-        equal = [arm for arm, wanted in self.arms.items() if wanted == content]
-        if not equal:
-            return None, self._difference(run.record, content)
+            description = ", ".join(f"{key} {value}" for key, value in run.record.config.items())
+            return None, f"the study does not measure {description}"
+        essentials = essence(run.record.recipe)
+        equal_arms = [arm for arm, wanted in self.arms.items() if wanted == essentials]
+        if not equal_arms:
+            return None, self._difference(run.record, essentials)
         outcomes = run.outcomes if self.of_tasks else None
         if outcomes is not None and self.of_tasks != {key: outcomes.settings.get(key) for key in OF_TASKS}:
             return None, "its benchmarks were run with other settings"
-        arm, seed = str(run.record.arm) if run.record.arm in equal else equal[0], seed_of(run.record)
+        arm, seed = str(run.record.arm) if run.record.arm in equal_arms else equal_arms[0], seed_of(run.record)
         recipe = as_in(self.recipes[arm], run.record.recipe)
         return Run(trained_name(arm, seed), run.record.model_copy(update={"arm": arm, "recipe": recipe}), outcomes), ""
 
-    def _difference(self, record: Training, content: Mapping[str, Any]) -> str:
+    def _difference(self, record: Training, essentials: Mapping[str, Any]) -> str:
         """In words, the first key in which a run differs from its arm, or from the arm that is nearest to it."""
         if not self.arms:
             return "the study trains nothing"
         differing = {
-            arm: sorted(key for key in wanted.keys() | content.keys() if wanted.get(key) != content.get(key))
+            arm: sorted(key for key in wanted.keys() | essentials.keys() if wanted.get(key) != essentials.get(key))
             for arm, wanted in self.arms.items()
         }
         arm = str(record.arm) if record.arm in differing else min(differing, key=lambda arm: len(differing[arm]))
         key = differing[arm][0]
-        return f"{key} is {content.get(key)!r} in the run and {self.arms[arm].get(key)!r} in the arm {arm!r} here"
+        return f"{key} is {essentials.get(key)!r} in the run and {self.arms[arm].get(key)!r} in the arm {arm!r} here"
 
 
 def trained_name(arm: str, seed: int) -> str:
@@ -132,10 +132,10 @@ def seed_of(record: Training) -> int:
 Metric = Callable[[Any], float]
 
 
-def _shot(run: Training | Snapshot, at: int, what: str) -> float:
+def _of_snapshot(run: Training | Snapshot, at: int, name: str) -> float:
     """A number of a snapshot; NaN for a run that keeps none."""
     shot = run if isinstance(run, Snapshot) else run.snapshots[at] if run.snapshots else None
-    return math.nan if shot is None else known(getattr(shot, what))
+    return math.nan if shot is None else known(getattr(shot, name))
 
 
 MATTERS_NATS, MATTERS_COSINE, MATTERS_POINTS, MATTERS_SHARE = 0.002, 0.1, 0.3, 0.01
@@ -159,22 +159,22 @@ def by_document(run: Training) -> float:
 
 def cosine(run: Training | Snapshot, at: int = -1) -> float:
     """Mean cosine of the block outputs, which are what the losses act on, at a snapshot; default the last."""
-    return _shot(run, at, "blocks")
+    return _of_snapshot(run, at, "blocks")
 
 
 def spearman(run: Training | Snapshot, at: int = -1) -> float:
     """Spearman of mean cosine with depth, over all states, at a snapshot; NaN where it is not defined."""
-    return _shot(run, at, "spearman")
+    return _of_snapshot(run, at, "spearman")
 
 
 def spearman_blocks(run: Training | Snapshot) -> float:
     """Spearman of mean cosine with depth over the states after the embedding, as the paper writes it, at the end."""
-    return _shot(run, -1, "spearman_blocks")
+    return _of_snapshot(run, -1, "spearman_blocks")
 
 
 def last(run: Training | Snapshot) -> float:
     """Mean cosine of the last three states, at the end."""
-    return _shot(run, -1, "last")
+    return _of_snapshot(run, -1, "last")
 
 
 def quantisation(scheme: str) -> Metric:
@@ -190,22 +190,22 @@ class Runs:
     measurements in the order in which the settings name them."""
 
     def __init__(self, runs: Iterable[Run], arms: Sequence[str] = (), configs: Sequence[Any] = ()) -> None:
-        found: dict[str, dict[int, Run]] = {arm: {} for arm in arms}
+        runs_by_arm: dict[str, dict[int, Run]] = {arm: {} for arm in arms}
         self.measured: list[Measured] = []
         for run in runs:
             if isinstance(run.record, Measured):
                 self.measured.append(run.record)
                 continue
             arm, seed = str(run.record.arm), seed_of(run.record)
-            if (same := found[arm].setdefault(seed, run)) is not run:
+            if (first := runs_by_arm[arm].setdefault(seed, run)) is not run:
                 raise ValueError(
-                    f"seed {seed} of {arm!r} is in two runs, {same.name} and {run.name}: a copy is not another seed; "
+                    f"seed {seed} of {arm!r} is in two runs, {first.name} and {run.name}: a copy is not another seed; "
                     "keep one."
                 )
         self.measured.sort(key=lambda record: configs.index(record.config))
         self.table: dict[str, dict[int, Training]] = {}
         self.outcomes: dict[str, dict[int, Outcomes]] = {}
-        for arm, seeds in found.items():
+        for arm, seeds in runs_by_arm.items():
             for seed, run in sorted(seeds.items()):
                 assert isinstance(run.record, Training), run.name
                 self.table.setdefault(arm, {})[seed] = run.record
@@ -275,7 +275,7 @@ class Runs:
     def costs(self, arm: str, base: str) -> dict[int, float]:
         """seed → time per token relative to `base`, for the seeds of which both have a speed."""
         both = [(seed_of(run), run.tokens_per_second, plain.tokens_per_second) for run, plain in self.paired(arm, base)]
-        return {seed: usual / speed for seed, speed, usual in both if speed and usual}
+        return {seed: base_speed / speed for seed, speed, base_speed in both if speed and base_speed}
 
     def scores(self, arm: str) -> dict[int, dict[str, float]]:
         """seed → task → accuracy."""

@@ -58,9 +58,9 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
             if loss["name"] != "none" and losses[arm] < base:
                 winners.setdefault((loss["name"], str(loss["layers"])), arm)
         chosen[control] = list(winners.values())[:2]
-        named = ", ".join(f"{arm} ({signed(losses[arm] - base, 4)})" for arm in chosen[control]) or "none"
-        known = f"{best[control]}: {base:.4f}" if control in best else f"{control}, not run"
-        words.append(f"against {known}, {'ahead so far' if missing else 'go on'}: {named}")
+        winners_listed = ", ".join(f"{arm} ({signed(losses[arm] - base, 4)})" for arm in chosen[control]) or "none"
+        control_loss = f"{best[control]}: {base:.4f}" if control in best else f"{control}, not run"
+        words.append(f"against {control_loss}, {'ahead so far' if missing else 'go on'}: {winners_listed}")
     rates = [arm for arm in missing if TUNED.sub("", arm) in bases]
     waits = f"; nothing is chosen before all are run: {len(missing)} of {len(settings['arms'])} arms are missing"
     ahead = [f"{TUNED.sub('', arm)} {signed(losses[arm] - bases[c], 4)}" for c in bases for arm in chosen[c]]
@@ -76,11 +76,11 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     rows: list[list[Any]] = []
     for arm in ordered:
         control = control_of(arm)
-        same = losses.get(control + arm[len(TUNED.sub("", arm)) :], math.nan)
+        same_schedule = losses.get(control + arm[len(TUNED.sub("", arm)) :], math.nan)
         shots = [run.snapshots[-1].mean_cosine[-1] for run in runs.of(arm) if run.snapshots]
         last = shots[0] if shots and shots[0] is not None else math.nan
         geometry = runs.mean(arm, cosine) if shots else math.nan
-        row = [arm, losses[arm], losses[arm] - bases[control], losses[arm] - same, geometry, last]
+        row = [arm, losses[arm], losses[arm] - bases[control], losses[arm] - same_schedule, geometry, last]
         rows.append([*row, *(runs.mean(arm, quantisation(scheme)) for scheme in runs.schemes)])
     note = "one seed each: this chooses what is confirmed, and decides nothing"
     panels = [p for c, base in bases.items() if math.isfinite(base) for p in _panels(c, losses, settings)]
@@ -107,9 +107,9 @@ def _panels(control: str, losses: Mapping[str, float], settings: Settings) -> li
             name = f"{loss['name']} {loss['layers']}".replace("_", " ")
         cells = table.setdefault(name, {})
         cells[place] = min(losses[arm], cells.get(place, math.inf))
-    several = {name: cells for name, cells in table.items() if len({warmup for warmup, _ in cells}) > 1} or table
-    lowest = sorted(several, key=lambda name: min(several[name].values()))
-    shown = {name: several[name] for name in [NONE, *(n for n in lowest if n != NONE)][:6] if name in several}
+    tuned = {name: cells for name, cells in table.items() if len({warmup for warmup, _ in cells}) > 1} or table
+    lowest = sorted(tuned, key=lambda name: min(tuned[name].values()))
+    shown = {name: tuned[name] for name in [NONE, *(n for n in lowest if n != NONE)][:6] if name in tuned}
     shortest = min(warmup for cells in shown.values() for warmup, _ in cells)
     rates, warmups = {}, {}
     for name, cells in shown.items():

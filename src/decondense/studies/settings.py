@@ -81,14 +81,14 @@ def put_change(settings: Settings, change: str, where: str) -> None:
 def _path(settings: Settings, key: str) -> list[str]:
     """The keys in "a.b.c". Names of arms may have dots, so the longest key that is there is taken first."""
     parts: list[str] = []
-    here: Any = settings
+    section: Any = settings
     rest: str | None = key
     while rest is not None:
-        known = [k for k in here if rest == k or rest.startswith(f"{k}.")] if isinstance(here, dict) else []
-        part = max(known, key=len, default=rest.partition(".")[0])
+        matches = [k for k in section if rest == k or rest.startswith(f"{k}.")] if isinstance(section, dict) else []
+        part = max(matches, key=len, default=rest.partition(".")[0])
         parts.append(part)
         rest = rest[len(part) + 1 :] if len(rest) > len(part) else None
-        here = here.get(part) if isinstance(here, dict) else None
+        section = section.get(part) if isinstance(section, dict) else None
     return parts
 
 
@@ -132,9 +132,9 @@ def _different(values: list[Any]) -> list[Any]:
     return values
 
 
-def _list(one: Any, least: int = 1) -> Any:
+def _list(item: Any, least: int = 1) -> Any:
     """The type of a list of at least `least` items, all of them different."""
-    return Annotated[conlist(one, min_length=least), AfterValidator(_different)]
+    return Annotated[conlist(item, min_length=least), AfterValidator(_different)]
 
 
 Whole = Annotated[int, Field(ge=1)]

@@ -83,24 +83,24 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     trend = slope(sizes, [m.spearman for m in models], families, claim="less")
     blocks = slope(sizes, [m.spearman_blocks for m in models], families, claim="less")
     level = slope(sizes, [m.mean_cosine for m in models], families, claim="less")
-    alone = {f for f in families if families.count(f) == 1}
-    several = [f for f in dict.fromkeys(families) if f not in alone]
-    named = ", ".join(several) or "no family of two"
+    singles = {f for f in families if families.count(f) == 1}
+    several = [f for f in dict.fromkeys(families) if f not in singles]
+    listed = ", ".join(several) or "no family of two"
     sentence = (
-        f"for tenfold parameters ({named}) the mean cosine changes by {level.words()}, Spearman by {trend.words(2)}"
+        f"for tenfold parameters ({listed}) the mean cosine changes by {level.words()}, Spearman by {trend.words(2)}"
     )
     sentence += trend.why
     for family in several:
         ends = sorted((m for m in models if m.family == family), key=lambda m: m.parameters)
         sentence += f"; {family}: {signed(ends[0].spearman, 2)} smallest, {signed(ends[-1].spearman, 2)} largest"
-    if alone:
-        sentence += f"; shown only: {', '.join(_name(m) for m in models if m.family in alone)}"
+    if singles:
+        sentence += f"; shown only: {', '.join(_name(m) for m in models if m.family in singles)}"
     verdicts = {"trend": trend.verdict, "level": level.verdict}
     sentence += f". Over the blocks alone Spearman changes by {blocks.words(2)}. {trend_and_level(**verdicts)}"
     headline = f"for tenfold parameters: {trend_and_level_short(trend, level)}"
     ordered = sorted(models, key=lambda m: (families.index(m.family), m.parameters))
     panels = [(_name(m), m.snapshot) for m in ordered]
-    compared = [m for m in ordered if m.family not in alone] or ordered
+    compared = [m for m in ordered if m.family not in singles] or ordered
     points = {
         words: [(str(m.parameters), _seeds(runs, m, number)) for m in compared]
         for words, number in (("Spearman", spearman), ("mean cosine of the blocks", cosine))

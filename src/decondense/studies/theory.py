@@ -29,12 +29,12 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         x, y = rng.standard_normal((2, 64))
         stretched = theory.cosine(np.repeat(x, times), np.repeat(y, times))
         repetition &= abs(stretched - theory.cosine(x, y)) < 1e-12
-    off = 0.0  # standard errors between E.2 and its definition: pad, measure, average
+    worst = 0.0  # standard errors between E.2 and its definition: pad, measure, average
     for m in settings["simulated"]:
         x, y = rng.standard_normal((2, 16))
         x, y = x / np.linalg.norm(x), (x + y) / np.linalg.norm(x + y)
         mean, error = theory.simulate_cosine(x, y, m, draws=settings["draws"], seed=m)
-        off = max(off, abs(mean - theory.expected_cosine(x, y, m)) / error)
+        worst = max(worst, abs(mean - theory.expected_cosine(x, y, m)) / error)
     columns = ["m", "r", "alpha", *theory.BOUNDS, "published_holds"]
     rows, example = [], ""
     fails = dict.fromkeys(theory.BOUNDS, 0)
@@ -47,16 +47,16 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
             rows.append([m, r, a, *bounds.values(), a <= bounds["published"] * slack])
             if (m, r) == (theory.GPT2_PADDING, 1.0):
                 example = f"; at m = {m}, r = 1, α is {a:.6f} and the published upper bound {bounds['published']:.6f}"
-    holds = repetition and off < 4 and not fails["lower"] and not fails["published"]
+    holds = repetition and worst < 4 and not fails["lower"] and not fails["published"]
     held = {name: len(rows) - count for name, count in fails.items()}
     sentence = (
-        f"E.1 {_holds(repetition)}; E.2 {_holds(off < 4)} in simulation (largest "
-        f"deviation {off:.1f} standard errors); of {len(rows)} cases the lower bound holds in {held['lower']}, the "
+        f"E.1 {_holds(repetition)}; E.2 {_holds(worst < 4)} in simulation (largest "
+        f"deviation {worst:.1f} standard errors); of {len(rows)} cases the lower bound holds in {held['lower']}, the "
         f"published upper bound in {held['published']}, the corrected ones in {held['simple']} (m − 2) and "
         f"{held['sharp']} (κ){example}."
     )
     headline = (
-        f"E.1 {_holds(repetition)}, E.2 {_holds(off < 4)}; of {len(rows)} cases the lower bound fails in "
+        f"E.1 {_holds(repetition)}, E.2 {_holds(worst < 4)}; of {len(rows)} cases the lower bound fails in "
         f"{fails['lower']}, the published upper bound in {fails['published']}"
     )
 
@@ -65,7 +65,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         path.with_suffix(".csv").unlink()  # table.csv has the numbers
 
     crossings = {str(m): theory.crossing(m) for m in settings["paddings"]}
-    estimate = {"cases": len(rows), "fails": fails, "crossings": crossings, "simulation_deviation": off}
+    estimate = {"cases": len(rows), "fails": fails, "crossings": crossings, "simulation_deviation": worst}
     return Conclusion(REPRODUCED if holds else NOT, headline, sentence, columns, rows, estimate, draw)
 
 

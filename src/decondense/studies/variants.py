@@ -73,7 +73,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         row += [runs.costs(row[0], PLAIN).get(row[1]), matched.get(row[0], {}).get(row[1])]
     against = {arm: gaps for arm in compared if (gaps := runs.differences(arm, PLAIN, held_out))}
     costs = {arm: list(runs.costs(arm, PLAIN).values()) for arm in against}
-    usual = runs.mean(PLAIN, cosine)
+    plain_cosine = runs.mean(PLAIN, cosine)
     right = [f"{runs.mean(arm, cosine):.3f}" for arm in against]
     if timed := any(costs.values()):
         words = [f"{sum(some) / len(some):.2f}×" if some else "–" for some in costs.values()]
@@ -83,8 +83,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     draw = partial(
         effects, [(arm.replace("_", " "), gaps) for arm, gaps in against.items()], margin=MATTERS_NATS, far=RUINED,
         x="held-out loss minus cross-entropy's on the same tokens, nats per token", colours=colours,
-        right=right if math.isfinite(usual) else None,  # else none was measured
-        right_title=f"mean cosine{' · cost' * timed} (cross-entropy {usual:.3f})",
+        right=right if math.isfinite(plain_cosine) else None,  # else none was measured
+        right_title=f"mean cosine{' · cost' * timed} (cross-entropy {plain_cosine:.3f})",
         note="; ".join([*kinds, "shaded: too little to matter"]),
     )  # fmt: skip
     estimate = {"contrasts": contrasts, "contrasts_at_matched_cost": charged, "at_matched_cost": gains}

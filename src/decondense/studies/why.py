@@ -26,26 +26,26 @@ def why(base: Runs, losses: Mapping[str, Runs], settings: Settings, names: Seque
     time |= {"ticks": [total * k / 4 for k in range(5)], "labels": [amount(total * k / 4) for k in range(5)]}
     tenths = {"x": "target tokens in tenths of the text, frequent → rare", "labels": [str(k) for k in range(1, 11)]}
     eighths = {"x": "position in the block", "labels": [str(context * k // 8) for k in range(0, 9, 2)]}
-    by_frequency, by_position = (_apart(_by(name), losses, base) for name in ("frequency", "position"))
+    by_frequency, by_position = (_lines(_by(name), losses, base) for name in ("frequency", "position"))
     both = [*by_frequency.values(), *by_position.values()]
     ends = [0.0, *(value for _, values in both for some in values for value in some)]
     held_out = {"y": "held-out loss minus cross-entropy's", "limits": (1.05 * min(ends), 1.05 * max(ends))}
-    every = {**losses, "cross-entropy": base}
-    tried = [{"title": title, "y": y, **time, "series": _apart(of, every, None)} for title, y, of in _OVER_TIME]
+    all_arms = {**losses, "cross-entropy": base}
+    tried = [{"title": title, "y": y, **time, "series": _lines(of, all_arms, None)} for title, y, of in _OVER_TIME]
     over_time = [panel for panel in tried if all(places for places, _ in panel["series"].values())]
-    apart: list[Settings] = [
+    minus_base: list[Settings] = [
         {"title": "On the way", "y": "training loss minus cross-entropy's", **time},
         {"title": "At the end, by frequency", **held_out, **tenths, "ticks": [k + 0.5 for k in range(10)]},
         {"title": "At the end, by position", **held_out, **eighths, "ticks": [0, 2, 4, 6, 8]},
     ]
-    series = [_apart(_training_loss, losses, base), by_frequency, by_position]
-    way, *ends_of = ({**panel, "series": one, "line": 0.0} for panel, one in zip(apart, series))
+    series = [_lines(_training_loss, losses, base), by_frequency, by_position]
+    way, *ends_of = ({**panel, "series": one, "line": 0.0} for panel, one in zip(minus_base, series))
     for panel in over_time[:1]:  # which has the legend, on the right above its curves
         points = [(x, max(some), min(some)) for xs, values in panel["series"].values() for x, some in zip(xs, values)]
         low, high = min(point[2] for point in points), max(point[1] for point in points)
         right = max((most for x, most, _ in points if x > 0.4 * total), default=high)
         tenth = 0.1 * (high - low)
-        panel["limits"] = (low - tenth / 2, max(high + tenth / 2, right + (len(every) + 1) * tenth))
+        panel["limits"] = (low - tenth / 2, max(high + tenth / 2, right + (len(all_arms) + 1) * tenth))
     panels = [way, *over_time, *ends_of]
     return [{**panel, "names": names, "band": True, "legend": panel is panels[1]} for panel in panels]
 
@@ -59,7 +59,7 @@ def in_words(which: str, seeds: Sequence[int]) -> str:
     )
 
 
-def _apart(of: Values, arms: Mapping[str, Runs], base: Runs | None) -> dict[str, tuple[list[float], list[list[float]]]]:
+def _lines(of: Values, arms: Mapping[str, Runs], base: Runs | None) -> dict[str, tuple[list[float], list[list[float]]]]:
     """Arm → (places, the values of its seeds at each place), minus the value of the same seed in `base`, if given."""
     series = {}
     for name, runs in arms.items():

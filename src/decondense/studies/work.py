@@ -96,7 +96,7 @@ def _trained(planned: Planned, shop: Workshop) -> Run:
     if evaluated:
         need("evaluate", "the study, for its tasks,")  # refused before the training, not after it
     recipe = recipe_of(settings, arm, seed)
-    plain = recipe.model_dump(mode="json")  # as the study asks for it: without the folders of this machine
+    plain_recipe = recipe.model_dump(mode="json")  # as the study asks for it: without the folders of this machine
     teacher, distillation = teacher_of(settings, arm), recipe.baselines.distillation
     if teacher is not None and distillation is not None:
         place = _place(teacher, seed, shop)
@@ -105,7 +105,7 @@ def _trained(planned: Planned, shop: Workshop) -> Run:
     record = read(folder)
     assert isinstance(record, Training), record.kind
     packages = versions("decondense", "numpy", "scipy") | record.versions
-    record = record.model_copy(update={"arm": arm, "recipe": plain, "versions": packages})
+    record = record.model_copy(update={"arm": arm, "recipe": plain_recipe, "versions": packages})
     record = in_small(record, folder, settings)
     outcomes = None
     if evaluated:
@@ -147,8 +147,8 @@ def _carry_out(recipe: Any, folder: Path, shop: Workshop) -> Path:
     from ..train.run import train
     from ..train.watch import in_words
 
-    def step(number: int, now: dict[str, float]) -> None:
-        shop.progress(number, recipe.steps, f"{recipe.name}: step", in_words(now, 60))
+    def show_step(number: int, figures: dict[str, float]) -> None:
+        shop.progress(number, recipe.steps, f"{recipe.name}: step", in_words(figures, 60))
 
     recipe.data.folder = recipe.data.folder or shop.data
     recipe.train.device = recipe.train.device or shop.device
@@ -162,7 +162,7 @@ def _carry_out(recipe: Any, folder: Path, shop: Workshop) -> Path:
             return folder
         # without the figures of a run folder, which would be thrown away with it
         train(
-            recipe, folder, resume=begun, say=lambda sentence: shop.say(f"  {sentence}"), show=step,
+            recipe, folder, resume=begun, say=lambda sentence: shop.say(f"  {sentence}"), show=show_step,
             progress=lambda what, done, of: shop.progress(done, of, f"{recipe.name}: {what}"), draw=False,
         )  # fmt: skip
     _free_memory(shop)
@@ -187,26 +187,26 @@ def _free_memory(shop: Workshop) -> None:
 
 
 def _in_words(run: Training) -> str:
-    words = f"{run.arm}: held-out loss {held_out(run):.4f}"
+    sentence = f"{run.arm}: held-out loss {held_out(run):.4f}"
     if run.snapshots:
-        words += f", mean cosine {cosine(run):.3f}, Spearman {spearman(run):+.2f}"
+        sentence += f", mean cosine {cosine(run):.3f}, Spearman {spearman(run):+.2f}"
     if run.tokens_per_second:
-        words += f", {run.tokens_per_second:,.0f} tokens/s"
+        sentence += f", {run.tokens_per_second:,.0f} tokens/s"
     if run.skipped:
-        words += f", {run.skipped} steps skipped because their loss was not finite"
-    return words + (f" (from {run.origin})" if run.origin else "")
+        sentence += f", {run.skipped} steps skipped because their loss was not finite"
+    return sentence + (f" (from {run.origin})" if run.origin else "")
 
 
 def in_small(record: Training, folder: Path, settings: Settings, *, origin: str | None = None) -> Training:
     """A run as a study keeps it: at most about 60 points of its history, histograms only of the snapshots that are
     drawn, numbers of six digits, and no path of this machine. A run that is small already stays as it is."""
     history = record.history
-    chosen = history if len(history) <= POINTS + 1 else history[:: -(-len(history) // POINTS)]
-    if chosen and chosen[-1] is not history[-1]:
-        chosen = [*chosen, history[-1]]
+    history_kept = history if len(history) <= POINTS + 1 else history[:: -(-len(history) // POINTS)]
+    if history_kept and history_kept[-1] is not history[-1]:
+        history_kept = [*history_kept, history[-1]]
     drawn = _drawn(record, settings)
     shots = [_shot(shot, folder, drawn=any(shot is one for one in drawn)) for shot in record.snapshots]
-    small = record.model_copy(update={"history": chosen, "snapshots": shots})
+    small = record.model_copy(update={"history": history_kept, "snapshots": shots})
     content = small.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"command"})
     content = round_to(content, whole=False)
     content |= {"schema": Training.reads[0], "recipe": record.recipe, "skipped_steps": record.skipped}
@@ -219,13 +219,13 @@ def _drawn(record: Training, settings: Settings) -> list[Snapshot]:
 
 
 def _shot(shot: Snapshot, folder: Path, *, drawn: bool) -> Snapshot:
-    density = shot.histogram if drawn else None
-    if drawn and density is None and shot.file is not None:
+    histogram = shot.histogram if drawn else None
+    if drawn and histogram is None and shot.file is not None:
         whole = read(folder / shot.file)
         assert isinstance(whole, Measurement), whole.kind
-        density = in_short(whole, histogram=True).histogram
+        histogram = in_short(whole, histogram=True).histogram
     content = shot.model_dump(exclude_unset=True, exclude={"file", "histogram"})
-    return Snapshot(**content) if density is None else Snapshot(**content, histogram=density)
+    return Snapshot(**content) if histogram is None else Snapshot(**content, histogram=histogram)
 
 
 def _timeless(record: Any) -> Any:
@@ -234,41 +234,41 @@ def _timeless(record: Any) -> Any:
 
 def known_runs(places: Sequence[Path], members: Members) -> dict[str, list[Found]]:
     """Name → the trainings of that arm and seed in and below the places."""
-    known: dict[str, list[Found]] = {}
+    by_name: dict[str, list[Found]] = {}
     for place in places:
-        there = members.among((path.parent, name) for path, name in find([place]))
-        trainings = [found for found in there if isinstance(found.run.record, Training)]
+        found_runs = members.among((path.parent, name) for path, name in find([place]))
+        trainings = [found for found in found_runs if isinstance(found.run.record, Training)]
         if not trainings:
             raise FileNotFoundError(
                 f"no training runs at {str(place)!r}: give folders that `decondense study` or `decondense train` wrote."
             )
         for found in trainings:
             if found.member is not None:
-                known.setdefault(found.member.name, []).append(found)
-    return known
+                by_name.setdefault(found.member.name, []).append(found)
+    return by_name
 
 
 def _taken_over(planned: Planned, shop: Workshop) -> Run | None:
     """An equal run of another study or of `decondense train` that has what this study asks for, or None. Equal runs
     with different numbers are two trainings, of which the caller must name one."""
-    needed = shop.settings.get("tasks") and shop.settings.get("tasks_needed", True)
-    equal: dict[float, tuple[str, Run]] = {}  # held-out loss → where it lies, the run
+    needs_outcomes = shop.settings.get("tasks") and shop.settings.get("tasks_needed", True)
+    candidates: dict[float, tuple[str, Run]] = {}  # held-out loss → where it lies, the run
     for found in shop.known.get(planned.name, ()):
         run = found.member
         assert run is not None
         assert isinstance(run.record, Training), found.name
         small = in_small(run.record, found.folder, shop.settings, origin=run.record.origin or found.name)
-        bare = any(shot.histogram is None for shot in _drawn(small, shop.settings))
-        if not bare and (run.outcomes is not None or not needed):
+        lacks_histograms = any(shot.histogram is None for shot in _drawn(small, shop.settings))
+        if not lacks_histograms and (run.outcomes is not None or not needs_outcomes):
             # speeds of arms are compared on one machine at one time, and this run was made at another
-            equal.setdefault(held_out(small), (found.name, run._replace(record=_timeless(small))))
-    if len(equal) > 1:
-        places = list_of(place for place, _ in equal.values())
+            candidates.setdefault(held_out(small), (found.name, run._replace(record=_timeless(small))))
+    if len(candidates) > 1:
+        places = list_of(place for place, _ in candidates.values())
         raise ValueError(
             f"--reuse must lead to one run {planned.name!r}, got {places} with different numbers: name the folder of "
             "one of them."
         )
-    return next((run for _, run in equal.values()), None)
+    return next((run for _, run in candidates.values()), None)
 
 
 def _measured(config: dict[str, Any], shop: Workshop) -> Measured:
@@ -281,21 +281,21 @@ def _measured(config: dict[str, Any], shop: Workshop) -> Measured:
     if model in arms:
         folder = shop.work / safe_name(model)
         source = str(_carry_out(recipe_of(shop.settings, model, 1), folder, shop) / "model")
-    asked: dict[str, Any] = {key: config.get(key) for key in ("windows", "tokens", "bootstrap", "revision")}
+    options: dict[str, Any] = {key: config.get(key) for key in ("windows", "tokens", "bootstrap", "revision")}
     part = part_of(config["text"])
     text: Any = config["text"] if part is None else _documents(*part, shop.data)
     result = measure(
-        source, text=text, **asked, device=shop.device, data=shop.data,
+        source, text=text, **options, device=shop.device, data=shop.data,
         progress=lambda done, of: shop.progress(done, of, f"{model} on {config['text']}: windows"),
     )  # fmt: skip
-    whole = Measurement.model_validate(result.record)
+    measurement = Measurement.model_validate(result.record)
     shot = in_short(
-        whole, histogram=True,
+        measurement, histogram=True,
         model=model if model in arms else result.label,
-        parameters=whole.model.parameters,
-        text=whole.text.name if part is None else config["text"],
-        text_source=whole.text.source,
-        text_sha256=whole.text.sha256,
+        parameters=measurement.model.parameters,
+        text=measurement.text.name if part is None else config["text"],
+        text_source=measurement.text.source,
+        text_sha256=measurement.text.sha256,
         # over windows: says how well this model on this text is known, and decides nothing
         window_interval=result.interval("spearman"),
     )  # fmt: skip
@@ -316,10 +316,10 @@ def part_of(name: str) -> tuple[str, int, int] | None:
     return match[1], int(match[2]), int(match[3])
 
 
-def _documents(text: str, which: int, of: int, data: str | None) -> list[str]:
-    """Part `which`, counted from 1, of `of` equal parts of the documents of a text."""
+def _documents(text: str, part: int, parts: int, data: str | None) -> list[str]:
+    """Part `part`, counted from 1, of `parts` equal parts of the documents of a text."""
     from ..text import open_text
 
     documents = open_text(text, data=data).documents
-    size = len(documents) // of
-    return list(documents[(which - 1) * size : which * size])
+    size = len(documents) // parts
+    return list(documents[(part - 1) * size : part * size])
