@@ -37,12 +37,12 @@ def _apart(run: Run, wanted: Wanted) -> list[Log]:
     error is raised here."""
     if not isinstance(run, (str, Path)):
         return read_logs(run, wanted)
-    places = os.pathsep.join(path for path in sys.path if path)
-    done = subprocess.run(
+    python_path = os.pathsep.join(path for path in sys.path if path)
+    completed = subprocess.run(
         [sys.executable or "python", "-c", CHILD], input=pickle.dumps((run, wanted)), stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": places}, check=False,
+        stderr=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": python_path}, check=False,
     )  # fmt: skip
-    return pickle.loads(done.stdout) if done.returncode == 0 else read_logs(run, wanted)
+    return pickle.loads(completed.stdout) if completed.returncode == 0 else read_logs(run, wanted)
 
 
 def serve() -> None:

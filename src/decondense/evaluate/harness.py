@@ -73,23 +73,23 @@ def evaluate(
     opened = _open_texts(texts, folder)
     progress = progress or nobody
     benchmarks = build(names, bench=folder or "hub", shots=shots, seed=seed, limit=limit, progress=progress)
-    how = {"dtype": dtype, "device": device, "init": init, "seed": seed, "trust_remote_code": trust_remote_code}
-    weights, tokenizer, about = _load(model, revision, how)
+    load_kwargs = {"dtype": dtype, "device": device, "init": init, "seed": seed, "trust_remote_code": trust_remote_code}
+    weights, tokenizer, model_record = _load(model, revision, load_kwargs)
     from .scorer import Scorer, score_text
 
     with inside.quiet():
         scorer = Scorer(weights, tokenizer, batch_tokens=batch_tokens)
-    about["context"] = scorer.max_length
+    model_record["context"] = scorer.max_length
     settings: dict[str, Any] = {"tasks": names, "shots": shots, "limit": limit, "texts": texts}
     settings |= {"text_tokens": text_tokens, "seed": seed}
     settings |= {"batch_tokens": scorer.batch_tokens, "context": scorer.max_length}
     packages = versions("decondense", "lm_eval", "torch", "transformers", "datasets")
-    lasting = {key: value for key, value in settings.items() if key != "tasks"}
-    parts = Parts(partial, {"model": about, "settings": lasting, "lm_eval": packages["lm_eval"]})
+    resume_settings = {key: value for key, value in settings.items() if key != "tasks"}
+    parts = Parts(partial, {"model": model_record, "settings": resume_settings, "lm_eval": packages["lm_eval"]})
     scorer.journal = parts.journal()
     items: list[Item] = []
     notes = [note for text in opened for note in text.notes]
-    table: dict[str, Any] = {}
+    by_task: dict[str, Any] = {}
     for benchmark in benchmarks:
         read_from = data_files(benchmark)
         rows = parts.finished(benchmark.name, read_from)
@@ -97,34 +97,34 @@ def evaluate(
             rows = _run(benchmark, scorer, limit, progress)
             parts.keep(benchmark.name, read_from, rows)
         items += rows
-        table[benchmark.name] = summarise(rows) | {
+        by_task[benchmark.name] = summarise(rows) | {
             "shots": benchmark.shots,
             "fewshot_source": benchmark.fewshot_source,
             "versions": sorted({str(task.VERSION) for task in benchmark.tasks.values()}),
         }
-        notes += _notes(benchmark, table[benchmark.name], scorer.max_length)
-    known, positions = about.get("trained_context"), scorer.max_length
-    window = min(known or positions, positions) if text_tokens is None else text_tokens
-    if known is not None and known < positions:
-        notes += _beyond(known, positions, tasks=bool(benchmarks), window=window if opened else None)
-    prose: dict[str, Any] = {}
+        notes += _notes(benchmark, by_task[benchmark.name], scorer.max_length)
+    trained_context, max_context = model_record.get("trained_context"), scorer.max_length
+    window = min(trained_context or max_context, max_context) if text_tokens is None else text_tokens
+    if trained_context is not None and trained_context < max_context:
+        notes += _context_notes(trained_context, max_context, tasks=bool(benchmarks), window=window if opened else None)
+    by_text: dict[str, Any] = {}
     for source in opened:
         progress(f"reading {source.name}", 0, 1)
         scorer.progress = functools.partial(progress, source.name)
-        rows, prose[source.name] = score_text(source, scorer, tokens=window)
+        rows, by_text[source.name] = score_text(source, scorer, tokens=window)
         items += rows
-    step, steps = about.get("step"), about.get("steps")
+    step, steps = model_record.get("step"), model_record.get("steps")
     checkpoint = {"selected_by": selected_by, "step": step, "steps": steps, "training_seed": training_seed}
-    checkpoint |= {key: about.get(f"training_{key}") for key in ("run", "place", "folder")}
+    checkpoint |= {key: model_record.get(f"training_{key}") for key in ("run", "place", "folder")}
     record = {
         "schema": Evaluation.reads[0],
-        "model": about,
+        "model": model_record,
         "settings": settings,
         "data": "hub" if folder is None else "folder",
         "checkpoint": checkpoint | {"final": None if step is None or steps is None else step >= steps},
-        "tasks": table,
-        "macro_average": sum(entry["acc"] for entry in table.values()) / len(table) if table else None,
-        "texts": prose,
+        "tasks": by_task,
+        "macro_average": sum(entry["acc"] for entry in by_task.values()) / len(by_task) if by_task else None,
+        "texts": by_text,
         "notes": notes,
         "versions": packages,
     }
@@ -168,8 +168,8 @@ def _open_texts(texts: Sequence[str], folder: Path | None) -> list[Any]:
 # -- the model -----------------------------------------------------------------------------------------------
 
 
-def _load(model: Any, revision: str | None, how: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
-    """Return (model, tokenizer, what the record says of them); `how`: the options of `models.load`."""
+def _load(model: Any, revision: str | None, options: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """Return (model, tokenizer, what the record says of them); `options`: those of `models.load`."""
     if isinstance(model, (tuple, list)):
         if len(model) != 2:
             raise TypeError(f"a model in memory must be a pair (model, tokenizer), got {len(model)} things.")
@@ -182,7 +182,7 @@ def _load(model: Any, revision: str | None, how: dict[str, Any]) -> tuple[Any, A
                 f"the model {str(model)!r} has no tokenizer, and benchmarks are text: save one into its folder with "
                 "tokenizer.save_pretrained."
             )
-        weights, tokenizer = models.load(source, **how)
+        weights, tokenizer = models.load(source, **options)
     if tokenizer is None:
         raise ValueError("the model has no tokenizer, and benchmarks are text: give (model, tokenizer).")
     if not getattr(weights, "get_output_embeddings", lambda: None)():
@@ -190,17 +190,17 @@ def _load(model: Any, revision: str | None, how: dict[str, Any]) -> tuple[Any, A
             f"the model must be a language model with an output head, got {type(weights).__name__}: benchmarks are "
             "scored by the likelihood of text."
         )
-    about: dict[str, Any] = {key: getattr(source, key) for key in ("name", "description", "kind", "revision")}
-    about |= _training_run(Path(source.location)) if source.kind == "folder" else {}
-    about |= {
-        "init": bool(how["init"]),
+    model_record: dict[str, Any] = {key: getattr(source, key) for key in ("name", "description", "kind", "revision")}
+    model_record |= _training_run(Path(source.location)) if source.kind == "folder" else {}
+    model_record |= {
+        "init": bool(options["init"]),
         "architecture": type(weights).__name__,
         "parameters": sum(p.numel() for p in weights.parameters()),
         "dtype": str(weights.dtype).removeprefix("torch."),
         "device": weights.device.type,
         "weights": _fingerprint(weights),
     }
-    return weights.eval(), tokenizer, about
+    return weights.eval(), tokenizer, model_record
 
 
 def _fingerprint(weights: Any) -> str:
@@ -218,21 +218,21 @@ def _training_run(folder: Path) -> dict[str, Any]:
     """Which training run a folder belongs to, so that two of its checkpoints are not taken for two seeds; and step and
     total where transformers' Trainer wrote them, so that an intermediate checkpoint is noticed. The run's place is
     stored as a hash: a path of this machine does not belong in a result."""
-    whole = folder.resolve()
-    inside = whole.name.startswith("checkpoint-") or whole.name == "model"  # as `decondense train` lays them out
-    run = whole.parent if inside else whole
-    run = run.parent if inside and run.name == "checkpoints" and (run.parent / "recipe.yaml").exists() else run
-    about: dict[str, Any] = {
+    path = folder.resolve()
+    in_run = path.name.startswith("checkpoint-") or path.name == "model"  # as `decondense train` lays them out
+    run = path.parent if in_run else path
+    run = run.parent if in_run and run.name == "checkpoints" and (run.parent / "recipe.yaml").exists() else run
+    run_record: dict[str, Any] = {
         "training_run": run.name,
         "training_place": hashlib.sha256(os.fsencode(run)).hexdigest()[:16],
-        "training_folder": whole.name if inside else "",
+        "training_folder": path.name if in_run else "",
     }
-    about |= {} if (context := models.trained_context(folder)) is None else {"trained_context": context}
+    run_record |= {} if (context := models.trained_context(folder)) is None else {"trained_context": context}
     try:
         state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
-        return about | {"step": int(state["global_step"]), "steps": int(state["max_steps"])}
+        return run_record | {"step": int(state["global_step"]), "steps": int(state["max_steps"])}
     except (OSError, KeyError, TypeError, ValueError):
-        return about
+        return run_record
 
 
 # -- one benchmark -------------------------------------------------------------------------------------------
@@ -245,13 +245,13 @@ def _run(benchmark: Benchmark, scorer: Any, limit: int | None, progress: Progres
     progress(f"preparing {benchmark.name}", 0, 1)
     scorer.progress = functools.partial(progress, benchmark.name)
     with inside.quiet():
-        wanted = {"tasks": benchmark.tasks, "groups": {}}
-        results = lm_evaluate(lm=scorer, task_dict=wanted, limit=limit, bootstrap_iters=0, log_samples=True)
+        task_dict = {"tasks": benchmark.tasks, "groups": {}}
+        results = lm_evaluate(lm=scorer, task_dict=task_dict, limit=limit, bootstrap_iters=0, log_samples=True)
     items = []
     for subtask, task in benchmark.tasks.items():
-        first = results["samples"][subtask][0]["filter"]
+        first_filter = results["samples"][subtask][0]["filter"]
         for sample in results["samples"][subtask]:
-            if sample["filter"] == first:
+            if sample["filter"] == first_filter:
                 cut = scorer.cut.get((subtask, sample["doc_id"]), 0)
                 items.append(_item(benchmark.name, subtask, task, sample, cut))
         inside.forget_prompts(task)
@@ -263,8 +263,8 @@ def _item(name: str, subtask: str, task: Any, sample: dict[str, Any], cut: int) 
     scored = kind in ("multiple_choice", "loglikelihood")
     prediction, gold = str(answers[0]), None
     if kind == "multiple_choice":
-        right = (task.doc_to_text if task.multiple_input else task.doc_to_target)(sample["doc"])
-        gold = right_of(task, sample["doc"], right, len(answers))
+        answer = (task.doc_to_text if task.multiple_input else task.doc_to_target)(sample["doc"])
+        gold = right_of(task, sample["doc"], answer, len(answers))
         prediction = str(max(range(len(answers)), key=lambda i: answers[i][0]))
     elif kind == "loglikelihood":
         prediction, gold = str(int(answers[0][1])), [0]
@@ -313,13 +313,13 @@ def _notes(benchmark: Benchmark, scores: dict[str, Any], context: int) -> list[s
     return notes
 
 
-def _beyond(known: int, positions: int, *, tasks: bool, window: int | None) -> list[str]:
+def _context_notes(trained_on: int, max_context: int, *, tasks: bool, window: int | None) -> list[str]:
     """Notes on the scores of a model that was trained on blocks shorter than the context it has positions for."""
-    trained = f"the model was trained on blocks of {known} tokens and has positions for {positions}"
+    trained = f"the model was trained on blocks of {trained_on} tokens and has positions for {max_context}"
     notes = []
     if window is not None:
-        longer = "longer than any it has seen: leave --text-tokens out" if window > known else "as it was trained"
+        longer = "longer than any it has seen: leave --text-tokens out" if window > trained_on else "as it was trained"
         notes.append(f"texts are scored in windows of {window} tokens, {longer}; {trained}.")
     if tasks:
-        notes.append(f"{trained}: a prompt of more than {known} tokens is longer than any it has seen.")
+        notes.append(f"{trained}: a prompt of more than {trained_on} tokens is longer than any it has seen.")
     return notes

@@ -116,9 +116,9 @@ def lower_is_better(metric: str) -> bool:
     return metric.lower() in LOWER
 
 
-def pick(there: Iterable[str], wanted: Wanted, task: str, path: Path) -> str:
+def pick(available: Iterable[str], wanted: Wanted, task: str, path: Path) -> str:
     """Which of a task's metrics is compared; "" where there is none at all."""
-    names = list(there)
+    names = list(available)
     for name in wanted.metrics or USUAL:
         if name in names:
             return name
@@ -183,20 +183,20 @@ def number_of(value: Any) -> float:
 def from_run(run: EvaluatedRun, wanted: Wanted) -> Log:
     tasks = {}
     for task, items in run.items.items():
-        text = task.startswith(TEXT)
-        normed = not text and all(item["acc_norm"] is not None for item in items)
+        is_text = task.startswith(TEXT)
+        normed = not is_text and all(item["acc_norm"] is not None for item in items)
         metrics = {"acc": "correct"} | ({"acc_norm": "acc_norm"} if normed else {})
-        metric = pick(metrics, wanted if not text else Wanted(), task, Path(run.path))
-        score = None if text else np.array([item[metrics[metric]] for item in items], dtype=np.float64)  # type: ignore[literal-required]
-        known = all(item["loglikelihoods"] and (item["gold"] or text) for item in items)
+        metric = pick(metrics, wanted if not is_text else Wanted(), task, Path(run.path))
+        score = None if is_text else np.array([item[metrics[metric]] for item in items], dtype=np.float64)  # type: ignore[literal-required]
+        has_likelihoods = all(item["loglikelihoods"] and (item["gold"] or is_text) for item in items)
         choices = [len(item["loglikelihoods"] or ()) / max(1, len(item["gold"] or ())) for item in items]
         tasks[task] = Scores(
             ids=[item_id(task, item["subtask"], item["doc_id"]) for item in items],
             score=score,
-            likelihood=log_shares(items) if known else None,
+            likelihood=log_shares(items) if has_likelihoods else None,
             hashes={"prompt": partial(list, [item["item"] for item in items])},
             clusters=field_of(items, lambda item: item, wanted.cluster, Path(run.path)),
-            metric="" if text else metric,
+            metric="" if is_text else metric,
             chance=chance_of(choices),
         )
     record = run.record

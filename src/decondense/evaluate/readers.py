@@ -82,8 +82,8 @@ def _inspect(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
     models = list(dict.fromkeys(str(header["eval"].get("model")) for header, _ in contents.values()))
     tasks, notes = {}, []
     for task, file in one_run(path, files, lambda file: str(contents[file][0]["eval"]["task"])).items():
-        tasks[task], more = _inspected(task, contents[file][1], wanted, file)
-        notes += more
+        tasks[task], task_notes = _inspected(task, contents[file][1], wanted, file)
+        notes += task_notes
     if len(models) > 1:
         raise ValueError(f"{str(path)!r} must hold the logs of one model, got {', '.join(models)}: name files of one.")
     return Log(str(path), "inspect_ai", tasks, hashed(*files), models[0], notes=notes)
@@ -93,8 +93,8 @@ def _inspected(task: str, samples: list[dict[str, Any]], wanted: Wanted, path: P
     if not samples:
         return Scores([], None), []
     tables = [_flat_scores(sample.get("scores") or {}) for sample in samples]
-    listed = list(dict.fromkeys(name for table in tables for name in table))
-    metric = pick(listed, wanted, task, path)
+    metrics = list(dict.fromkeys(name for table in tables for name in table))
+    metric = pick(metrics, wanted, task, path)
     values: dict[str, list[float]] = {}
     firsts: dict[str, dict[str, Any]] = {}
     for sample, table in zip(samples, tables):
@@ -108,10 +108,10 @@ def _inspected(task: str, samples: list[dict[str, Any]], wanted: Wanted, path: P
             f"{max(epochs)}: repeat the evaluation."
         )
     notes = [f"{task}: the mean over {max(epochs)} epochs of every item."] if max(epochs) > 1 else []
-    if len(listed) > 1 and not wanted.metrics:
-        notes.append(f"{task}: the scorer is {metric}; the log also has {others(listed, metric)}.")
+    if len(metrics) > 1 and not wanted.metrics:
+        notes.append(f"{task}: the scorer is {metric}; the log also has {others(metrics, metric)}.")
     lower = lower_is_better(metric)
-    hashes = [item_hash([_said(s.get("input")), s.get("choices")], s.get("target")) for s in firsts.values()]
+    hashes = [item_hash([_without_ids(s.get("input")), s.get("choices")], s.get("target")) for s in firsts.values()]
     scores = Scores(
         list(values), -score if lower else score, None, {"inspect_ai": partial(list, hashes)},
         field_of(list(firsts.values()), lambda s: s.get("metadata") or {}, wanted.cluster, path), metric, lower,
@@ -120,7 +120,7 @@ def _inspected(task: str, samples: list[dict[str, Any]], wanted: Wanted, path: P
     return scores, notes
 
 
-def _said(question: Any) -> Any:
+def _without_ids(question: Any) -> Any:
     """Reduce a conversation to who says what: the ids of its messages are drawn anew in every run."""
     return [[m.get("role"), m.get("content")] for m in question] if isinstance(question, list) else question
 
@@ -195,15 +195,15 @@ def _details(task: str, rows: list[dict[str, Any]], wanted: Wanted, path: Path) 
     values = np.array([number_of(row["metric"].get(metric)) for row in rows])
     lower = lower_is_better(metric)
     golds = [doc["gold_index"] if isinstance(doc["gold_index"], list) else [doc["gold_index"]] for doc in docs]
-    logs = [row["model_response"].get("logprobs") or [] for row in rows]
-    known = all(len(v) == len(doc["choices"]) > 0 and gold for v, doc, gold in zip(logs, docs, golds))
-    asked = [[doc["query"], doc["choices"], row["model_response"].get("input")] for doc, row in zip(docs, rows)]
-    hashes = [item_hash(question, gold) for question, gold in zip(asked, golds)]
+    logprobs = [row["model_response"].get("logprobs") or [] for row in rows]
+    known = all(len(v) == len(doc["choices"]) > 0 and gold for v, doc, gold in zip(logprobs, docs, golds))
+    questions = [[doc["query"], doc["choices"], row["model_response"].get("input")] for doc, row in zip(docs, rows)]
+    hashes = [item_hash(question, gold) for question, gold in zip(questions, golds)]
     return Scores(
-        [str(doc["id"]) for doc in docs], -values if lower else values, right_share(logs, golds) if known else None,
+        [str(doc["id"]) for doc in docs], -values if lower else values, right_share(logprobs, golds) if known else None,
         {"lighteval": partial(list, hashes)},
         field_of(docs, lambda doc: doc | (doc.get("specific") or {}), wanted.cluster, path), metric, lower,
-        chance_of([len(v) for v in logs]),
+        chance_of([len(v) for v in logprobs]),
     )  # fmt: skip
 
 
@@ -257,12 +257,12 @@ def _tables(path: Path, wanted: Wanted) -> list[Log]:
         for task, metrics in tasks.items():
             metric = pick(metrics, wanted if "metric" in table else Wanted(), task, path)
             rows = metrics[metric]
-            of = {key: [str(values[row]) for row in rows] for key, values in table.items() if key in TEXT_COLUMNS}
+            texts = {key: [str(values[row]) for row in rows] for key, values in table.items() if key in TEXT_COLUMNS}
             score, lower = np.array([number_of(table["score"][row]) for row in rows]), lower_is_better(metric)
-            prompts = of.get("hash") or of.get("prompt")
+            prompts = texts.get("hash") or texts.get("prompt")
             hashes: dict[str, Any] = {"table": partial(list, prompts)} if prompts else {}
             clusters = [str(table[cluster][row]) for row in rows] if cluster else None
-            log.tasks[task] = Scores(of["item"], -score if lower else score, None, hashes, clusters, metric, lower)
+            log.tasks[task] = Scores(texts["item"], -score if lower else score, None, hashes, clusters, metric, lower)
         logs.append(log)
     return logs
 

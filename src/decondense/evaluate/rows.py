@@ -59,27 +59,27 @@ class Rows:
     def check(self, task: Any, limit: int | None) -> None:
         """Refuse a row whose prompt, choices or answer cannot be made, or whose answer is not one of the choices; up to
         the limit. ``task`` may be one that has not made its items of these rows yet (``bare_task``)."""
-        chosen = task.OUTPUT_TYPE == "multiple_choice"
-        templates = {key: getattr(task.config, key) for key in (TEMPLATES if chosen else (TEMPLATES[0], TEMPLATES[2]))}
+        choice = task.OUTPUT_TYPE == "multiple_choice"
+        templates = {key: getattr(task.config, key) for key in (TEMPLATES if choice else (TEMPLATES[0], TEMPLATES[2]))}
         needed = {key: () if OPTIONAL.search(str(one)) else fields_of(one) for key, one in templates.items()}
         items = self._items(task)
         for number, item in enumerate(islice(items, limit)):
             whole = len(items) == len(self.numbers)  # else the task left some rows out
-            at, made = number if whole else len(self.numbers) + number, {}
-            given = self.rows[number] if whole else item
-            row = _Watched((f, v) for f, v in item.items() if v is not None or f in given)  # drop the dataset's nulls
+            at, outputs = number if whole else len(self.numbers) + number, {}
+            source = self.rows[number] if whole else item
+            row = _Watched((f, v) for f, v in item.items() if v is not None or f in source)  # drop the dataset's nulls
             for key, template in templates.items():
                 row.read = []
                 try:
-                    made[key] = getattr(task, key)(row)
+                    outputs[key] = getattr(task, key)(row)
                 except Exception as error:
                     self._refuse_unfit(at, row, needed[key] or row.read)
                     shown = _shown(sorted(fields_of(template)) or row.read[-1:], item)
-                    self.refuse(at, f"{shown} cannot be read, {_words(error)}")
+                    self.refuse(at, f"{shown} cannot be read, {_error_text(error)}")
                 nulls = [field for field in row.read if row.get(field) is None]
                 self._refuse_unfit(at, row, needed[key] or [f for f in nulls if _shows(getattr(task, key), row, f)])
-            if chosen:
-                self._check_answer(at, task, row, made)
+            if choice:
+                self._check_answer(at, task, row, outputs)
 
     def _items(self, task: Any) -> Sequence[dict[str, Any]]:
         """The items that the task makes of the rows. A null that the task's own function reads is refused here, as the
@@ -99,9 +99,9 @@ class Rows:
             # trying every null takes long: only where no items could be made, or where the item says None
             if items is None or (nulls and one_of_each and "None" in json.dumps(items[at], default=str)):
                 self._refuse_unfit(at, row, [f for f in nulls if _shows(partial(_made, process, apart=f), row, f)])
-                words, failed = _outcome(partial(_made, process), row)
+                outcome, failed = _outcome(partial(_made, process), row)
                 if failed:
-                    self.refuse(at, words)
+                    self.refuse(at, outcome)
         return items or []
 
     def _refuse_unfit(self, at: int, row: dict[str, Any], fields: Collection[str]) -> None:
@@ -110,17 +110,17 @@ class Rows:
         if empty := sorted({f for f in fields if row.get(f) is None}):
             self.refuse(at, f"{list_of(empty)} must not be null")
 
-    def _check_answer(self, at: int, task: Any, item: Any, made: dict[str, Any]) -> None:
-        choices = made["doc_to_choice"]
+    def _check_answer(self, at: int, task: Any, item: Any, outputs: dict[str, Any]) -> None:
+        choices = outputs["doc_to_choice"]
         if any(choice is None for choice in choices):
             self.refuse(at, f"one of its {len(choices)} choices is null")
         if callable(task.config.process_results) and GRADED not in item:
             return  # process_results decides itself what is right
         # a task with several inputs has the number of the right one in doc_to_text
-        key = "doc_to_text" if isinstance(made["doc_to_text"], int) else "doc_to_target"
+        key = "doc_to_text" if isinstance(outputs["doc_to_text"], int) else "doc_to_target"
         fields = [GRADED] if GRADED in item else sorted(fields_of(getattr(task.config, key))) or item.read[-1:]
         negative = any(isinstance(item.get(field), int) and item[field] < 0 for field in fields)
-        if negative or not right_of(task, item, made[key], len(choices)):
+        if negative or not right_of(task, item, outputs[key], len(choices)):
             self.refuse(at, f"{_shown(fields, item)} must name one of {len(choices)} choices")
 
 
@@ -130,10 +130,10 @@ def right_of(task: Any, item: Any, answer: Any, choices: int) -> list[int]:
         labels = item[GRADED]["labels"]
         return [i for i, label in enumerate(labels) if label == 1] if len(labels) == choices else []
     if isinstance(answer, str):
-        named = task.doc_to_choice(item)
-        answer = named.index(answer) if answer in named else -1
-    several = answer if isinstance(answer, list) else [answer]
-    return [int(one) for one in several if isinstance(one, int) and 0 <= one < choices]
+        choice_texts = task.doc_to_choice(item)
+        answer = choice_texts.index(answer) if answer in choice_texts else -1
+    numbers = answer if isinstance(answer, list) else [answer]
+    return [int(one) for one in numbers if isinstance(one, int) and 0 <= one < choices]
 
 
 def fields_of(template: Any) -> set[str]:
@@ -169,9 +169,9 @@ def _made(process: Callable[..., Any], row: dict[str, Any], *, apart: str = "") 
 def _shows(make: Callable[..., Any], row: dict[str, Any], field: str) -> bool:
     """Whether the null in a field harms what is made of the row: with a word in its place the error changes or is gone,
     or the word stands where None stood. A function that handles null itself does neither."""
-    words, failed = _outcome(make, row)
-    other, _ = _outcome(make, row | {field: WORD})
-    return other != words and (failed or other.replace(WORD, "None") == words)
+    outcome, failed = _outcome(make, row)
+    with_word, _ = _outcome(make, row | {field: WORD})
+    return with_word != outcome and (failed or with_word.replace(WORD, "None") == outcome)
 
 
 def _outcome(make: Callable[..., Any], row: dict[str, Any]) -> tuple[str, bool]:
@@ -179,7 +179,7 @@ def _outcome(make: Callable[..., Any], row: dict[str, Any]) -> tuple[str, bool]:
     try:
         return str(make(row)), False
     except Exception as error:
-        return _words(error), True
+        return _error_text(error), True
 
 
 def _shown(fields: Sequence[str], item: Any) -> str:
@@ -188,5 +188,5 @@ def _shown(fields: Sequence[str], item: Any) -> str:
     return list_of([f"{f} {item[f]!r}" if f in plain and f in item else f for f in fields])
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}, {first_line(error)}"

@@ -69,8 +69,8 @@ def read_samples(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
         while top in group:
             top = group[top]
         tasks.setdefault(top, []).extend(by_filter.get(chosen, ()))
-    known = {task: _samples(task, rows, lower, wanted, path, by_name) for task, rows in tasks.items()}
-    return Log(str(path), "lm-eval", known, logs.hashed(*files), model or files[0].parent.name, notes=notes)
+    scores = {task: _samples(task, rows, lower, wanted, path, by_name) for task, rows in tasks.items()}
+    return Log(str(path), "lm-eval", scores, logs.hashed(*files), model or files[0].parent.name, notes=notes)
 
 
 def _by_filter(subtask: str, file: Path, wanted: Wanted) -> dict[str, list[Sample]]:
@@ -138,33 +138,33 @@ def _likelihood(rows: Sequence[Sample]) -> np.ndarray | None:
     return right_share([row.likelihoods or [] for row in rows], [row.gold for row in rows])
 
 
-def _gold(right: Any, target: str, arguments: dict[str, Any], values: list[float]) -> list[int]:
+def _gold(accuracy: Any, target: str, arguments: dict[str, Any], values: list[float]) -> list[int]:
     """The number of the right choice: of two choices, the one that lm-eval's accuracy implies; else the target, where
     it is the number of a choice and does not contradict that accuracy. Empty where it cannot be told."""
     if len(values) == 1:
         return [0]
     best = values.index(max(values))
-    if len(values) == 2 and right in (0, 1):
-        return [best if right else 1 - best]
+    if len(values) == 2 and accuracy in (0, 1):
+        return [best if accuracy else 1 - best]
     if not target.isdigit() or int(target) >= len(values):
         return []
-    for one in arguments.values():
-        continuation = next(reversed(one.values()))
+    for argument in arguments.values():
+        continuation = next(reversed(argument.values()))
         if target in continuation and continuation.strip() == target:
             return []  # the choices are numbers themselves
-    return [int(target)] if right not in (0, 1) or bool(right) == (int(target) == best) else []
+    return [int(target)] if accuracy not in (0, 1) or bool(accuracy) == (int(target) == best) else []
 
 
 def _prompt_hashes(places: Sequence[tuple[str, int]], files: dict[str, Path]) -> list[str]:
     """Hash the prompts of the lines at (subtask, number) as ``decondense evaluate`` does. The prompts were dropped, and
     are read anew: few comparisons need them."""
-    asked: dict[tuple[str, int], str] = {}
+    hashes: dict[tuple[str, int], str] = {}
     for name in dict.fromkeys(subtask for subtask, _ in places):
         with files[name].open("rb") as lines:
             for number, row in _lines(files[name], lines):
-                given = [list(one.values()) for one in row["arguments"].values()]
-                asked[name, number] = item_hash(given, row["target"])
-    return [asked[place] for place in places]
+                prompts = [list(one.values()) for one in row["arguments"].values()]
+                hashes[name, number] = item_hash(prompts, row["target"])
+    return [hashes[place] for place in places]
 
 
 def _lines(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:

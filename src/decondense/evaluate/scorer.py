@@ -72,7 +72,7 @@ class Scorer(HFLM):
         self.progress: Callable[[int, int], None] = nobody
         self.journal = journal
         self.cut: dict[tuple[str, int], int] = {}
-        self._behind = _behind(self.tokenizer)
+        self._appended = _appended_count(self.tokenizer)
         accepted = inspect.signature(getattr(model, "forward", model.__call__)).parameters
         self._options = {"use_cache": False} if "use_cache" in accepted else {}
         self._head: Any = None
@@ -85,16 +85,16 @@ class Scorer(HFLM):
         """``tok_encode`` of every string, in one call per kind of string, but without the tokens that the tokenizer
         appends to a text: they would stand between a context and its continuation."""
         bos = self.tokenizer.decode(self.prefix_token_id)
-        wanted = self.add_bos_token if special is None else special
-        kinds = [False if special is None and string.startswith(bos) else wanted for string in strings]
+        default = self.add_bos_token if special is None else special
+        kinds = [False if special is None and string.startswith(bos) else default for string in strings]
         result: list[list[int]] = [[] for _ in strings]
         for kind in set(kinds):
-            where = [i for i, own in enumerate(kinds) if own is kind]
+            indices = [i for i, own in enumerate(kinds) if own is kind]
             options = {} if kind is None else {"add_special_tokens": kind}
-            encoded = self.tokenizer([strings[i] for i in where], verbose=False, **options)["input_ids"]
-            behind = 0 if kind is False else self._behind
-            for i, tokens in zip(where, encoded):
-                result[i] = tokens[: len(tokens) - behind]
+            encoded = self.tokenizer([strings[i] for i in indices], verbose=False, **options)["input_ids"]
+            appended = 0 if kind is False else self._appended
+            for i, tokens in zip(indices, encoded):
+                result[i] = tokens[: len(tokens) - appended]
         return result
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
@@ -156,12 +156,12 @@ class Scorer(HFLM):
         finished = 0
         for number, batch in enumerate(batches):
             members = [index for row in batch for index, _ in row.members]
-            known = self.journal.done.get((stage, number)) if self.journal is not None else None
-            if known is None or len(known) != len(members):
-                known = _numbers(self._score(batch))
+            scores = self.journal.done.get((stage, number)) if self.journal is not None else None
+            if scores is None or len(scores) != len(members):
+                scores = _numbers(self._score(batch))
                 if self.journal is not None:
-                    self.journal.add(stage, number, known)
-            for index, answer in zip(members, known):
+                    self.journal.add(stage, number, scores)
+            for index, answer in zip(members, scores):
                 answers[index] = answer
             finished += len(members)
             self.progress(finished, len(requests))
@@ -230,15 +230,15 @@ class Scorer(HFLM):
                 owners.extend([members] * length)
                 members += 1
         logits = self._logits(inputs.to(self.device), torch.tensor(positions, device=self.device))
-        where = torch.tensor(index, device=logits.device)
-        wanted = torch.tensor(targets, device=logits.device)
+        logit_rows = torch.tensor(index, device=logits.device)
+        target = torch.tensor(targets, device=logits.device)
         owner = torch.tensor(owners, device=logits.device)
         # log_softmax and not a subtraction of logsumexp: to the last digits what lm-eval computes
-        values = torch.log_softmax(logits, dim=-1, dtype=torch.float32)[where, wanted]
-        right = logits.argmax(-1)[where] == wanted
+        values = torch.log_softmax(logits, dim=-1, dtype=torch.float32)[logit_rows, target]
+        greedy = logits.argmax(-1)[logit_rows] == target
         # float64 and one member after the other in order: the sum does not depend on the neighbours in the batch
         total = torch.zeros(members, dtype=torch.float64).index_add_(0, owner.cpu(), values.double().cpu())
-        wrong = torch.zeros(members, dtype=torch.int64).index_add_(0, owner.cpu(), (~right).long().cpu())
+        wrong = torch.zeros(members, dtype=torch.int64).index_add_(0, owner.cpu(), (~greedy).long().cpu())
         return [(float(t), int(w) == 0) for t, w in zip(total.tolist(), wrong.tolist())]
 
     def _logits(self, inputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -286,7 +286,7 @@ def _numbers(answers: list[Answer]) -> list[Answer]:
     return answers
 
 
-def _behind(tokenizer: Any) -> int:
+def _appended_count(tokenizer: Any) -> int:
     """How many tokens of its own the tokenizer appends to a text."""
     whole, bare = tokenizer("a")["input_ids"], tokenizer("a", add_special_tokens=False)["input_ids"]
     ends = range(len(whole), len(bare) - 1, -1)
@@ -312,21 +312,21 @@ def score_text(text: Any, scorer: Scorer, *, tokens: int) -> tuple[list[Item], d
     Returns:
         (items, figures)
     """
-    whole = text.joined
+    string = text.joined
     name = f"{TEXT}{text.name}"
     if not 2 <= tokens <= scorer.max_length:
         raise ValueError(
             f"text_tokens must be between 2 and the model's context of {scorer.max_length}, got {tokens}: leave it out "
             "for the default."
         )
-    (ids,) = scorer.encode_many([whole], special=False)  # else a BOS in front would be scored, after BOS as the prefix
-    cut = get_rolling_token_windows(ids, scorer.prefix_token_id, max_seq_len=tokens, context_len=1)
-    windows = [make_disjoint_window(window) for window in cut]
+    (ids,) = scorer.encode_many([string], special=False)  # else a BOS in front would be scored, after BOS as the prefix
+    rolling_windows = get_rolling_token_windows(ids, scorer.prefix_token_id, max_seq_len=tokens, context_len=1)
+    windows = [make_disjoint_window(window) for window in rolling_windows]
     answers = scorer._loglikelihood_tokens([(None, context, scored) for context, scored in windows])
     total = sum(value for value, _ in answers)
-    count = sum(len(scored) for _, scored in windows)
-    words = len(re.split(r"\s+", whole))
-    size = len(whole.encode("utf-8"))
+    token_count = sum(len(scored) for _, scored in windows)
+    words = len(re.split(r"\s+", string))
+    byte_count = len(string.encode("utf-8"))
     items = [
         Item(
             task=name, subtask=name, doc_id=number, item=hashlib.sha256(repr(window).encode()).hexdigest()[:16],
@@ -337,10 +337,10 @@ def score_text(text: Any, scorer: Scorer, *, tokens: int) -> tuple[list[Item], d
     ]  # fmt: skip
     figures: dict[str, Any] = {"source": text.source, "sha256": text.sha256}
     figures |= {"window_tokens": tokens, "windows": len(windows)}
-    figures |= {"tokens": count, "words": words, "bytes": size, "loglikelihood": total}
+    figures |= {"tokens": token_count, "words": words, "bytes": byte_count, "loglikelihood": total}
     figures |= {
-        "token_perplexity": math.exp(-total / count),
+        "token_perplexity": math.exp(-total / token_count),
         "word_perplexity": math.exp(min(700.0, -total / words)),
-        "bits_per_byte": -total / (size * math.log(2)),
+        "bits_per_byte": -total / (byte_count * math.log(2)),
     }
     return items, figures

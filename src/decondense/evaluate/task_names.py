@@ -48,7 +48,7 @@ def index_of(names: Sequence[str]) -> dict[str, Any]:
             return _whole_index(names)
         folders = [folder for name in names for folder in homes[name]]
     index = inside.index(folders)
-    return index if all(name in index and _known(name, index) for name in names) else _whole_index(names)
+    return index if all(name in index and _has_all_leaves(name, index) for name in names) else _whole_index(names)
 
 
 def _whole_index(names: Sequence[str]) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def _whole_index(names: Sequence[str]) -> dict[str, Any]:
     return index
 
 
-def _known(name: str, index: dict[str, Any]) -> bool:
+def _has_all_leaves(name: str, index: dict[str, Any]) -> bool:
     """Whether all members of a group are in a partial index as well."""
     try:
         return all(leaf in index for leaf in leaves_of(name, index))

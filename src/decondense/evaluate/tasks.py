@@ -67,17 +67,17 @@ def build(
     ``NAME/SPLIT.jsonl`` (also .json, .parquet, .gz, .xz) in the hub's field names, or "hub" (see ``bench_folder``);
     ``shots``, ``seed``, ``limit`` and ``progress`` are those of ``evaluate``."""
     folder = bench_folder(bench)
-    wanted = {name: shots_for(name, shots) for name in names}
+    shots_by_name = {name: shots_for(name, shots) for name in names}
     with inside.quiet(), inside.templates_compiled_once():
         index = index_of(names)
         benchmarks = []
         for name in names:
             progress(f"reading {name}", 0, 1)
             leaves = leaves_of(name, index)
-            tasks = {leaf: _task(name, leaf, index, folder, limit, wanted[name]) for leaf in leaves}
-            number = max(_set_shots(task, wanted[name], seed) for task in tasks.values())
-            sources = {_fewshot_source(task) for task in tasks.values()} if number else {"none"}
-            benchmarks.append(Benchmark(name, tasks, number, ", ".join(sorted(sources)), folder is not None))
+            tasks = {leaf: _task(name, leaf, index, folder, limit, shots_by_name[name]) for leaf in leaves}
+            shot_count = max(_set_shots(task, shots_by_name[name], seed) for task in tasks.values())
+            sources = {_fewshot_source(task) for task in tasks.values()} if shot_count else {"none"}
+            benchmarks.append(Benchmark(name, tasks, shot_count, ", ".join(sorted(sources)), folder is not None))
     return benchmarks
 
 
@@ -99,9 +99,9 @@ def _task(
         raise ValueError(f"task {leaf!r} is a text without questions: score it as a text, with --text NAME or FILE.")
     for key in ("tag", "group", "task_list"):
         config.pop(key, None)
-    read: dict[str, Rows] = {}
+    rows_by_split: dict[str, Rows] = {}
     if folder is not None:
-        changes, read = _local(name, leaf, config, folder)
+        changes, rows_by_split = _local(name, leaf, config, folder)
         config |= changes
     elif not hub_reachable():
         raise OSError(
@@ -112,16 +112,16 @@ def _task(
     try:
         task = ConfigurableTask(config=config)
     except Exception as error:  # a row that does not fit, or one of a dozen errors of the hub client
-        if evaluated in read:
-            read[evaluated].check(inside.bare_task(config), limit)
-        where = f"the rows in {str(folder)!r}" if folder is not None else "the datasets hub"
-        why = f"{type(error).__name__}, {first_line(error)}"
-        raise ValueError(f"task {leaf!r} could not be built from {where}: {why}.") from error
+        if evaluated in rows_by_split:
+            rows_by_split[evaluated].check(inside.bare_task(config), limit)
+        source = f"the rows in {str(folder)!r}" if folder is not None else "the datasets hub"
+        reason = f"{type(error).__name__}, {first_line(error)}"
+        raise ValueError(f"task {leaf!r} could not be built from {source}: {reason}.") from error
     pool = inside.few_shot_split(task)
-    if read:  # any row of the pool may become an example
-        read[evaluated].check(task, None if shots != 0 and pool == evaluated else limit)
-    if shots != 0 and pool in read and pool != evaluated:
-        read[pool].check(inside.bare_task(config), None)
+    if rows_by_split:  # any row of the pool may become an example
+        rows_by_split[evaluated].check(task, None if shots != 0 and pool == evaluated else limit)
+    if shots != 0 and pool in rows_by_split and pool != evaluated:
+        rows_by_split[pool].check(inside.bare_task(config), None)
     if pool == evaluated:
         inside.leave_item_out(task, evaluated)
     return task
@@ -130,19 +130,19 @@ def _task(
 def _set_shots(task: Any, wanted: int | None, seed: int) -> int:
     """Set and return the number of examples, as ``lm_eval.simple_evaluate`` does: a definition that says 0 keeps its 0
     (its prompt has examples of its own), and the sampler starts anew from the seed for every task."""
-    own = task.get_config("num_fewshot")
-    number = own if own is not None and (wanted is None or own == 0) else (wanted or 0)
-    task.set_config(key="num_fewshot", value=number)
+    defined = task.get_config("num_fewshot")
+    shot_count = defined if defined is not None and (wanted is None or defined == 0) else (wanted or 0)
+    task.set_config(key="num_fewshot", value=shot_count)
     task.set_fewshot_seed(seed=seed)
-    if number:
+    if shot_count:
         pool = inside.few_shot_split(task)
         available = inside.example_count(task) - (pool == _evaluated(task))
-        if number > available:
+        if shot_count > available:
             raise ValueError(
                 f"shots must be at most {available} for task {task.config.task!r}, whose split {pool!r} holds no more "
-                f"examples, got {number}."
+                f"examples, got {shot_count}."
             )
-    return number
+    return shot_count
 
 
 def _evaluated(task: Any) -> str:
@@ -187,9 +187,9 @@ def _local(name: str, leaf: str, config: dict[str, Any], folder: Path) -> tuple[
     places = [folder / leaf, folder / name]
     place = next((p for p in places if p.is_dir()), None)
     if place is None:
-        have = sorted(p.name for p in folder.iterdir() if p.is_dir())
+        folders = sorted(p.name for p in folder.iterdir() if p.is_dir())
         raise FileNotFoundError(
-            f"task {leaf!r} needs the folder {name!r} in {str(folder)!r}, which holds {', '.join(have) or 'none'}."
+            f"task {leaf!r} needs the folder {name!r} in {str(folder)!r}, which holds {', '.join(folders) or 'none'}."
         )
     keys = ("training_split", "validation_split", "test_split", "fewshot_split")
     splits = {key: config.get(key) for key in keys}
@@ -203,9 +203,9 @@ def _local(name: str, leaf: str, config: dict[str, Any], folder: Path) -> tuple[
     present = {key: (split if split and files[split] is not None else None) for key, split in splits.items()}
     # mmlu has one file for its 57 tasks, and a column that tells them apart
     subset = config.get("dataset_name") if name != leaf else None
-    read = {split: _read(leaf, file, subset) for split, file in files.items() if file is not None}
-    data = {split: rows.data for split, rows in read.items()}
-    return present | {"custom_dataset": lambda **_: data, "dataset_path": str(place), "dataset_kwargs": None}, read
+    by_split = {split: _read(leaf, file, subset) for split, file in files.items() if file is not None}
+    data = {split: rows.data for split, rows in by_split.items()}
+    return present | {"custom_dataset": lambda **_: data, "dataset_path": str(place), "dataset_kwargs": None}, by_split
 
 
 def _split_file(place: Path, leaf: str, split: str) -> Path | None:
