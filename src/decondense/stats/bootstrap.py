@@ -34,21 +34,21 @@ def hierarchical_bootstrap(
         weights[0] = weights[1]
     elif min(sizes) == 1 < max(sizes):
         # in treated − base, moving the lone seed up is the same as moving the other arm down
-        many = int(sizes[1] > 1)
-        weights[many] = weights[many] - _borrowed_weights(sizes[many], samples, rng)
+        larger_arm = int(sizes[1] > 1)
+        weights[larger_arm] = weights[larger_arm] - _borrowed_weights(sizes[larger_arm], samples, rng)
     draws = np.zeros(samples)
     for (base, treated), group in zip(outcomes, clusters or [None] * len(outcomes)):
         stacked = np.concatenate([base, treated])
-        sizes_of = np.ones(stacked.shape[1]) if group is None else np.bincount(group).astype(np.float64)
+        cluster_sizes = np.ones(stacked.shape[1]) if group is None else np.bincount(group).astype(np.float64)
         if group is not None:
             stacked = np.array([np.bincount(group, row) for row in stacked])
         step = max(1, 4_000_000 // stacked.shape[1])
         for start in range(0, samples, step):
             part = slice(start, min(start + step, samples))
-            means = _resampled_means(stacked, sizes_of, part.stop - start, rng)
-            first = np.sum(means[:, : sizes[0]] * weights[0][part], axis=1)
-            second = np.sum(means[:, sizes[0] :] * weights[1][part], axis=1)
-            draws[part] += (second - first) / len(outcomes)
+            means = _resampled_means(stacked, cluster_sizes, part.stop - start, rng)
+            base_means = np.sum(means[:, : sizes[0]] * weights[0][part], axis=1)
+            treated_means = np.sum(means[:, sizes[0] :] * weights[1][part], axis=1)
+            draws[part] += (treated_means - base_means) / len(outcomes)
     widen = estimate.critical(0.05) / float(scipy.special.ndtri(0.975))
     low, high = np.quantile(draws, [0.025, 0.975])
     centre = estimate.difference

@@ -85,16 +85,16 @@ def checkpoint_average(
     keep together); the intervals are from ``mean_interval`` and ignore clusters. A task with so few items that they do
     not vary cannot make the average look certain, as it would with a t test over items."""
     share = np.full(len(tasks), 1 / len(tasks)) if weights is None else np.asarray(weights, dtype=np.float64)
-    moved = []
+    weighted = []
     for (base, treated), w, group in zip(tasks, share, clusters or [None] * len(tasks)):
         values = w * (treated[0] - base[0]) / base.shape[1]
-        moved.append(values if group is None else np.bincount(group, values))
+        weighted.append(values if group is None else np.bincount(group, values))
     differences = [float(treated.mean() - base.mean()) for base, treated in tasks]
     outer, inner = (
         mean_interval(differences, [paired_interval(b[0], t[0], level=level) for b, t in tasks], weights)
         for level in (0.95, 0.9)
     )
-    return permutation(np.concatenate(moved), samples=samples, seed=seed), outer, inner
+    return permutation(np.concatenate(weighted), samples=samples, seed=seed), outer, inner
 
 
 # -- what could have been shown ------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def smallest_effect(tasks: Sequence[Pair], *, alpha: float = 0.05, power: float 
         return None
     unit = np.where(np.isnan(unit), np.nanmax(unit), unit)
 
-    def short(effect: float) -> float:
+    def power_excess(effect: float) -> float:
         gap = np.maximum(mean_gap, effect)
         if not gap.any():
             return -power
@@ -161,7 +161,7 @@ def smallest_effect(tasks: Sequence[Pair], *, alpha: float = 0.05, power: float 
 
     # the effect at which all items differ
     most = 1.0 if all(binary) else max(float(mean_gap.max()), total * float(np.sum(unit / sizes)) / len(tasks) ** 2)
-    return float(scipy.optimize.brentq(short, 0.0, most, xtol=1e-7)) if short(most) >= 0 else None
+    return float(scipy.optimize.brentq(power_excess, 0.0, most, xtol=1e-7)) if power_excess(most) >= 0 else None
 
 
 def few_differ(tasks: Sequence[Pair], *, alpha: float = 0.05, power: float = 0.8) -> bool:

@@ -153,10 +153,10 @@ def _parts(base: np.ndarray, treated: np.ndarray, paired: bool, clusters: np.nda
     arms = (treated - base,) if paired else (treated, base)
     per_item = treated.mean(0) - base.mean(0)
     size = float(max(np.max(np.abs(base)), np.max(np.abs(treated))))
-    known = [_noise_of_a_seed(arm, clusters, size) for arm in arms]
-    pooled = [k for k in known if k is not None]
+    noises = [_noise_of_a_seed(arm, clusters, size) for arm in arms]
+    pooled = [k for k in noises if k is not None]
     # an arm of one seed borrows the other arm's noise
-    per_seed = [k if k is not None else (sum(pooled) / len(pooled) if pooled else 0.0) for k in known]
+    per_seed = [k if k is not None else (sum(pooled) / len(pooled) if pooled else 0.0) for k in noises]
     n, varies = len(per_item), np.ptp(per_item) > 1e-12 * size
     independent, clustered = (_mean_variance(per_item, groups) if varies else 0.0 for groups in (None, clusters))
     return _Parts(
@@ -252,22 +252,22 @@ def crossed_macro(
     per_seed = float(share**2 @ [part.noise_per_seed for part in parts])
     size = max(part.size for part in parts)
     variances = [spread(m, size) if len(m) > 1 else None for m in means]
-    known = [v for v in variances if v is not None]
+    seed_variances = [v for v in variances if v is not None]
     difference = float(share @ [part.difference for part in parts])
     exact = _without_variance(means, parts) if abs(difference) > 1e-12 * size else 1.0
     item_term = float(np.sum(item_parts**2 / [max(1, part.units - 1) for part in parts]))
     item_df = item_total**2 / item_term if item_term else math.inf
     seeds = tuple((v / len(m), len(m) - 1.0) for m, v in zip(means, variances) if v is not None)
-    if known and len(known) < len(variances):
+    if seed_variances and len(seed_variances) < len(variances):
         # one arm has a single seed: its variance is the other's, one and the same estimate used twice
-        seeds = ((known[0] + seeds[0][0], seeds[0][1]),)
+        seeds = ((seed_variances[0] + seeds[0][0], seeds[0][1]),)
     return Crossed(
         difference=difference,
         seeds=_floored(seeds, noise),
         item_variance=max(0.0, item_total - noise),
         item_df=item_df,
         noise=noise,
-        seed_sd=math.sqrt(max(0.0, float(np.mean(known)) - per_seed)) if known else math.nan,
+        seed_sd=math.sqrt(max(0.0, float(np.mean(seed_variances)) - per_seed)) if seed_variances else math.nan,
         exact=exact,
         effective=sum(part.effective for part in parts),
     )

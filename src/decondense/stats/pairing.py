@@ -26,13 +26,13 @@ def check_runs(arms: list[list[Log]], *, paired: bool = False) -> list[str]:
                 "table, in one order of the seeds."
             )
     for arm, runs in zip(("base", "treated"), arms):
-        seen: Counter[str] = Counter()
+        fingerprints: Counter[str] = Counter()
         names: dict[str, str] = {}
         folders: dict[str, list[str]] = {}
         for run in runs:
             notes += [f"{arm} run {run.label!r}, {note}" for note in run.notes]
-            seen[run.fingerprint] += 1
-            if seen[run.fingerprint] > 1:
+            fingerprints[run.fingerprint] += 1
+            if fingerprints[run.fingerprint] > 1:
                 what = "have the same weights" if run.record is not None else "are the same log"
                 raise ValueError(
                     f"two {arm} runs {what} (one is {run.label!r}): a copy is not another seed; leave it out."
@@ -105,9 +105,9 @@ def _task(task: str, arms: list[list[Log]], common: bool, notes: list[str]) -> M
     order = [[place[name] for name in shared] for place in places]
     absent = [name for name in union if any(name not in place for place in places)]
     kind = next((kind for kind in columns[0].hashes if all(kind in column.hashes for column in columns)), None)
-    asked = []
+    hashes_by_run = []
     if kind is not None:
-        asked = [[hashes[i] for i in rows] for hashes, rows in zip((c.hashes[kind]() for c in columns), order)]
+        hashes_by_run = [[hashes[i] for i in rows] for hashes, rows in zip((c.hashes[kind]() for c in columns), order)]
     elif absent:
         raise ValueError(
             "items whose wording cannot be compared must have the same ids in all runs, with --common too, but "
@@ -117,23 +117,23 @@ def _task(task: str, arms: list[list[Log]], common: bool, notes: list[str]) -> M
         )
     else:
         notes.append(f"{task}: items are matched by id alone; the logs do not tell whether their words are the same.")
-    changed = dict.fromkeys(name for name, *words in zip(shared, *asked) if len(set(words)) > 1)
+    changed = dict.fromkeys(name for name, *words in zip(shared, *hashes_by_run) if len(set(words)) > 1)
     missing = len(absent) + len(changed)
     if missing:
-        why = _why_different(runs)
+        reason = _why_different(runs)
         kept = [name for name in shared if name not in changed]
         what = f"{missing} of {len(union)} items of {task!r} are not in all of them"
         if changed:
             what += f", {len(changed)} of these asked in other words {named(list(changed))}"
-        elif not why:
+        elif not reason:
             what += f" {named(absent)}"
         if not common or not kept:
             shared_ones = f", or compare the {len(kept)} shared items with --common" if kept else ""
             raise ValueError(
-                f"the runs must have the same items, but {what}{why}: evaluate with the same data, shots, seed and "
+                f"the runs must have the same items, but {what}{reason}: evaluate with the same data, shots, seed and "
                 f"limit{shared_ones}."
             )
-        notes.append(f"{task}: {missing} of {len(union)} items are not in all runs and are left out{why}.")
+        notes.append(f"{task}: {missing} of {len(union)} items are not in all runs and are left out{reason}.")
         order = [[place[name] for name in kept] for place in places]
     return Matched(
         _pair(arms, [column.score for column in columns], order),
@@ -175,9 +175,9 @@ def _groups(task: str, runs: Sequence[Log], columns: Sequence[Scores], order: li
     for run, column, rows in zip(runs, columns, order):
         if column.clusters is None:
             continue
-        own = [column.clusters[i] for i in rows]
-        clusters = clusters or own
-        if own != clusters:
+        groups = [column.clusters[i] for i in rows]
+        clusters = clusters or groups
+        if groups != clusters:
             raise ValueError(
                 f"the items of {task!r} must be in the same clusters in all runs, but {run.label!r} differs."
             )

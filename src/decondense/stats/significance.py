@@ -82,9 +82,9 @@ def significance(
     if matters is not None and not matters > 0:
         raise ValueError(f"matters must be a difference above 0, in points, got {matters}: take 0.3, for instance.")
     wanted = Wanted(tuple(name.strip() for name in (metric or "").split(",") if name.strip()), filter, cluster)
-    given = [list(_several(arm)) for arm in (base, treated)]
-    logs = read_all([*given[0], *given[1]], wanted)
-    arms = [[log for some in part for log in some] for part in (logs[: len(given[0])], logs[len(given[0]) :])]
+    inputs = [list(_several(arm)) for arm in (base, treated)]
+    logs = read_all([*inputs[0], *inputs[1]], wanted)
+    arms = [[log for some in part for log in some] for part in (logs[: len(inputs[0])], logs[len(inputs[0]) :])]
     if not arms[0] or not arms[1]:
         raise ValueError("significance needs at least one base and one treated run: BASE… -- TREATED….")
     if paired and (len(arms[0]) != len(arms[1]) or len(arms[0]) == 1):
@@ -101,15 +101,15 @@ def significance(
     accuracy = {task: one.score for task, one in matched.items() if one.score is not None}
     likelihood = {task: one.likelihood for task, one in matched.items() if one.likelihood is not None}
     chance = {task: one.chance for task, one in matched.items()}
-    least = None if matters is None else matters / 100
+    smallest = None if matters is None else matters / 100
     _check_ties([*accuracy.values(), *likelihood.values()])
     options: dict[str, Any] = {
         "paired": paired, "alpha": alpha, "power": power, "permutations": permutations, "seed": seed,
         "clusters": clusters,
     }  # fmt: skip
-    chosen = (("metric", metric), ("filter", filter), ("cluster", cluster), ("matters", matters))
+    given_options = (("metric", metric), ("filter", filter), ("cluster", cluster), ("matters", matters))
     settings: dict[str, Any] = {"common": common, "bootstrap": bootstrap, "permutations": permutations, "seed": seed}
-    settings |= {key: value for key, value in chosen if value is not None}
+    settings |= {key: value for key, value in given_options if value is not None}
     seeds = (len(arms[0]), len(arms[1]))
     content: dict[str, Any] = {
         "schema": Record.reads[0],
@@ -121,7 +121,7 @@ def significance(
         "alpha": alpha,
         "power": power,
         "settings": settings,
-        **analyse(accuracy, bootstrap=bootstrap, matters=least, chance=chance, **options),
+        **analyse(accuracy, bootstrap=bootstrap, matters=smallest, chance=chance, **options),
         "likelihood": analyse(likelihood, bootstrap=0, **options) if likelihood else None,
         "ranks": ranks(accuracy),
     }

@@ -44,25 +44,25 @@ def _sentence(
 ) -> str:
     macro, tasks = part.macro, part.tasks
     assert macro is not None
-    one = record.claim == "checkpoints"
-    over = f"the average over {macro.tasks} tasks" if macro.tasks > 1 else tasks[0].task
+    of_checkpoints = record.claim == "checkpoints"
+    scope = f"the average over {macro.tasks} tasks" if macro.tasks > 1 else tasks[0].task
     reach = "no interval can be stated"
     if macro.low is not None and macro.high is not None:
         reach = f"95 % interval {say(macro.low, sign=True)} to {say(macro.high, sign=True)}"
     head = "No difference shown"
     if beside:
         head += f" in the scores, but after Holm's correction in the log-likelihoods of {beside}"
-    who = "the treated checkpoint scores" if one else "the treated runs score"
-    direction = f"{who} {'better' if macro.difference > 0 else 'worse'}"
+    subject = "the treated checkpoint scores" if of_checkpoints else "the treated runs score"
+    direction = f"{subject} {'better' if macro.difference > 0 else 'worse'}"
     if macro.significant:
         head = f"Different, {direction}"
-    judged = macro.model_dump().get("finding")
-    if judged is not None:
+    finding = macro.model_dump().get("finding")
+    if finding is not None:
         stated = f"{record.settings['matters']:g} {unit} or more would matter"
-        head = f"{judged[0].upper()}{judged[1:]} ({stated}){f', {direction}' if macro.significant else ''}"
+        head = f"{finding[0].upper()}{finding[1:]} ({stated}){f', {direction}' if macro.significant else ''}"
         head += f", but after Holm's correction the log-likelihoods of {beside} differ" if beside else ""
     head += (
-        f": {what}treated − base is {say(macro.difference, sign=True)} {unit} on {over} ({reach}, {p_words(macro.p)})"
+        f": {what}treated − base is {say(macro.difference, sign=True)} {unit} on {scope} ({reach}, {p_words(macro.p)})"
     )
     if len(tasks) > 1:
         differing = [f"{row.task} ({say(row.difference, sign=True)})" for row in tasks if row.significant]
@@ -77,7 +77,7 @@ def _sentence(
         )
     base, treated = record.seeds
     unit_of_claim = f"{base} base and {treated} treated seed{'s' if treated > 1 else ''}."
-    if one:
+    if of_checkpoints:
         unit_of_claim = "One seed in each arm: this compares two checkpoints, not two ways of training."
     return f"{head}. {tail} {unit_of_claim}"
 

@@ -245,10 +245,10 @@ def steady(values: Sequence[float], *, margin: float, most: float = math.inf) ->
     low, high = mean - half, mean + half
     # s is itself uncertain: a true spread whose interval fits the margin is excluded when even the lower confidence
     # limit of the spread does not fit.
-    surely = math.sqrt((n - 1) * spread**2 / float(scipy.special.chdtri(n - 1, 0.05)))
+    least_spread = math.sqrt((n - 1) * spread**2 / float(scipy.special.chdtri(n - 1, 0.05)))
     if half < margin and (low > 0 or high < 0):
         verdict, reason = REPRODUCED, f"another text would lie within ±{margin:g}, with the same sign"
-    elif surely * 1.96 > margin:
+    elif least_spread * 1.96 > margin:
         verdict, reason = NOT, f"texts differ by more than ±{margin:g}"
     else:
         sign = ", or in sign" if low <= 0 <= high else ""
@@ -269,9 +269,9 @@ def deciding(decisions: Mapping[str, Decision], digits: int, most: int = 3) -> s
     """The parts that decide the verdict of `combine`, in short: all if every one is reproduced, else those that are not
     reproduced, else the undecided ones; `most` of them at most, then how many more there are."""
     verdict = combine(list(decisions.values()))
-    told = [f"{name} {one.short(digits)}" for name, one in decisions.items() if one.verdict == verdict]
-    more = f" and {len(told) - most} more" if len(told) > most else ""
-    return ", ".join(told[:most]) + more or "unknown"
+    parts = [f"{name} {one.short(digits)}" for name, one in decisions.items() if one.verdict == verdict]
+    more = f" and {len(parts) - most} more" if len(parts) > most else ""
+    return ", ".join(parts[:most]) + more or "unknown"
 
 
 def unjudged(values: Sequence[float], unit: str, level: float, bound: float | None = None) -> Decision | None:
