@@ -141,9 +141,9 @@ def _unheard() -> bool:
     """Whether stdout or stderr lost its reader; if not, another pipe broke. A stream without a reader is redirected to
     the null device, so that Python does not try to write its buffer again and complain."""
     gone = [stream for stream in (sys.__stdout__, sys.__stderr__) if stream is not None and _closed(stream.fileno())]
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    null_device = os.open(os.devnull, os.O_WRONLY)
     for stream in gone:
-        os.dup2(nowhere, stream.fileno())
+        os.dup2(null_device, stream.fileno())
     return bool(gone)
 
 
@@ -151,9 +151,9 @@ def _closed(pipe: int) -> bool:
     """Whether the pipe's reader is gone; also true where rich has put the null device in its place, or without poll."""
     if not hasattr(select, "poll") or os.path.samestat(os.fstat(pipe), os.stat(os.devnull)):
         return True
-    asked = select.poll()
-    asked.register(pipe, 0)
-    return any(event & select.POLLERR for _, event in asked.poll(0))
+    poll = select.poll()
+    poll.register(pipe, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _on_purpose(error: BaseException) -> bool:

@@ -45,15 +45,15 @@ def compare(
 ) -> None:
     """Compare models or saved results: heatmaps on one scale, and the trend against size or checkpoint order."""
     options = o.given(locals(), "items", "family", "paired", "revisions", "texts")
-    names, row = list(items or []), o.names_of(revisions)
+    names, revision_names = list(items or []), o.names_of(revisions)
     if family is not None:
         from ..meter.compare import family_of
 
         entry = family_of(family)
         names += entry["models"]
-        row = row or entry.get("revisions")
+        revision_names = revision_names or entry.get("revisions")
         paired = paired or entry["kind"] == "pairs"
-    how = {"revisions": row, "texts": o.names_of(texts), "paired": paired}
+    how = {"revisions": revision_names, "texts": o.names_of(texts), "paired": paired}
     run_comparison(names, options, how, out_dir=out_dir, force=force, as_json=as_json)
 
 

@@ -84,10 +84,10 @@ def _uses() -> dict[str, dict[str, Any]]:
     uses["triton"] = {"ready": gpu and kernels.available("cuda:0"), "for": "fused kernels on a GPU", "remedy": why}
     for name, what in FOLDERS.items():
         place = os.environ.get(name)
-        there = bool(place) and Path(str(place)).is_dir()
+        is_folder = bool(place) and Path(str(place)).is_dir()
         remedy = f"export {name}=FOLDER" if not place else f"no folder at {place!r}: correct {name}"
         short = name.removeprefix("DECONDENSE_").lower()
-        uses[short] = {"ready": there, "for": f"{what} from a folder; else the hub", "remedy": remedy}
+        uses[short] = {"ready": is_folder, "for": f"{what} from a folder; else the hub", "remedy": remedy}
     return uses
 
 

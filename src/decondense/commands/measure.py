@@ -101,8 +101,8 @@ def _finished(folder: Path, config: dict[str, Any]) -> Condensation | None:
     another folder of texts, or a text from stdin, they cannot."""
     from ..meter import Condensation, load
 
-    named = mapping_in(folder / "config.yaml").get("data") == config["data"] and config["text"] != "-"
-    if not named or any(folder.glob("partial-*.npz")) or not _same(folder, config):
+    same_text = mapping_in(folder / "config.yaml").get("data") == config["data"] and config["text"] != "-"
+    if not same_text or any(folder.glob("partial-*.npz")) or not _same(folder, config):
         return None
     try:
         result = load(folder)
@@ -116,8 +116,8 @@ def _finished(folder: Path, config: dict[str, Any]) -> Condensation | None:
 
 def _same(folder: Path, config: dict[str, Any]) -> bool:
     """Whether the folder holds this very measurement, which may be made again."""
-    there = mapping_in(folder / "config.yaml")
-    return all(there.get(key) == value for key, value in config.items() if key not in ELSEWHERE)
+    stored = mapping_in(folder / "config.yaml")
+    return all(stored.get(key) == value for key, value in config.items() if key not in ELSEWHERE)
 
 
 def _measure_into(
@@ -132,8 +132,8 @@ def _measure_into(
     begun = time.monotonic()
     try:
         resumable = options | {"partial": folder, "resume": resume}
-        asked = _of_images(config["model"], options) if "images" in options else resumable
-        result = run(config["model"], **asked, **callbacks)
+        arguments = _of_images(config["model"], options) if "images" in options else resumable
+        result = run(config["model"], **arguments, **callbacks)
     except Interrupted as stop:
         if stop.result is not None and first_process():
             write_files(folder, config, stop.result, time.monotonic() - begun)
@@ -153,20 +153,20 @@ def _of_images(model: str, options: dict[str, Any]) -> dict[str, Any]:
     from ..images import image_batches
     from ..models import resolve
 
-    chosen = {key: options[key] for key in ("windows", "seed", "batch", "trust_remote_code")}
-    chosen = {key: value for key, value in chosen.items() if value is not None}
-    inputs = image_batches(options["images"], resolve(model, revision=options["revision"]), **chosen)
-    apart = ("images", "text", "tokens", "released", "data", "column")
-    return {key: value for key, value in options.items() if key not in apart} | {"inputs": inputs}
+    image_options = {key: options[key] for key in ("windows", "seed", "batch", "trust_remote_code")}
+    image_options = {key: value for key, value in image_options.items() if value is not None}
+    inputs = image_batches(options["images"], resolve(model, revision=options["revision"]), **image_options)
+    text_options = ("images", "text", "tokens", "released", "data", "column")
+    return {key: value for key, value in options.items() if key not in text_options} | {"inputs": inputs}
 
 
 def show(result: Condensation, folder: Path) -> None:
     from ..records import STATISTICS
 
     record = result.record
-    much = several(record.windows_done, "sequence" if "inputs" in record.settings else "window")
-    much += f" × {record.settings['tokens']} tokens"
-    out.print(Text(result.label, "bold"), f"on {from_where(result.text, record.text.source)}, {much}")
+    extent = several(record.windows_done, "sequence" if "inputs" in record.settings else "window")
+    extent += f" × {record.settings['tokens']} tokens"
+    out.print(Text(result.label, "bold"), f"on {from_where(result.text, record.text.source)}, {extent}")
     out.print(_state_table(result))
     out.print(
         "near: neighbouring tokens; far: half a window apart or more; -1st: without the first token;\n"

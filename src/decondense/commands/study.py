@@ -103,14 +103,14 @@ def _bench(settings: dict[str, Any], given: str | None, data: Path | None) -> st
     from ..evaluate.tasks import bench_folder
 
     folder = bench_folder(given, texts=data or os.environ.get("DECONDENSE_DATA"))
-    asked = str(given or os.environ.get("DECONDENSE_BENCH")) == "hub"
-    return str(folder) if folder is not None else "hub" if asked or hub.hub_reachable() else None
+    hub_named = str(given or os.environ.get("DECONDENSE_BENCH")) == "hub"
+    return str(folder) if folder is not None else "hub" if hub_named or hub.hub_reachable() else None
 
 
 def _show_list(scale: str, as_json: bool) -> None:
     from .. import studies
 
-    listed = []
+    entries = []
     for s in studies.STUDIES.values():
         row: dict[str, Any] = {"study": s.name, "short": s.short, "scale": scale}
         row["runs"] = len(s.plan(studies.settings_of(s, scale)))
@@ -120,12 +120,12 @@ def _show_list(scale: str, as_json: bool) -> None:
             scale: {"runs": x["about"], "cost": x["cost"], "pieces": [p.name for p in s.plan(x)]}
             for scale, x in s.scales.items()
         }
-        listed.append(row)
+        entries.append(row)
     if as_json:
-        print(json.dumps(listed, indent=1, ensure_ascii=False))
+        print(json.dumps(entries, indent=1, ensure_ascii=False))
         return
     heads = ("study", "question (it: condensation)", "runs", "cost, about")
-    rows = [[str(row[key]) for key in ("study", "short", "runs", "cost")] for row in listed]
+    rows = [[str(row[key]) for key in ("study", "short", "runs", "cost")] for row in entries]
     out.print(table(heads, rows, left=heads[1::2], keep=heads[:1], drop=("runs",)))
     out.print(f"more of one: decondense study NAME --scale {scale} --plan", style="dim")
 
@@ -136,8 +136,8 @@ def _show_plan(wanted: Any, scale: str, settings: dict[str, Any], pieces: list[s
     plan = wanted.plan(settings)
     chosen = select(wanted, plan, pieces)
     runs = [{"number": plan.index(piece) + 1, "name": piece.name, "words": piece.words} for piece in chosen]
-    listed = chosen == plan and settings == settings_of(wanted, scale)  # another number of runs has another cost
-    cost = str(wanted.scales[scale]["cost"]) if listed else None
+    is_default = chosen == plan and settings == settings_of(wanted, scale)  # another number of runs has another cost
+    cost = str(wanted.scales[scale]["cost"]) if is_default else None
     if as_json:
         whole = {"study": wanted.name, "scale": scale, "runs": runs, "cost": cost}
         print(json.dumps(whole, ensure_ascii=False, indent=1))
@@ -145,7 +145,7 @@ def _show_plan(wanted: Any, scale: str, settings: dict[str, Any], pieces: list[s
     out.print(f"{wanted.name} ({wanted.claim}): {wanted.question}")
     rows = [[str(value) for value in run.values()] for run in runs]
     out.print(table(("", "run", "what"), rows, left=("run", "what"), drop=("what",)))
-    if listed:
+    if is_default:
         out.print(wanted.scales[scale]["about"], style="dim")
     out.print(several(len(chosen), "run") + (f"; {cost}" if cost else ""), style="dim")
 

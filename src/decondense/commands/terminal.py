@@ -62,9 +62,9 @@ def write_origin(folder: Path, config: dict[str, Any], seconds: float) -> None:
     """Write config.yaml, the command that made a result, and run.json, what may differ when it is made again."""
     from ..models import hardware, pick_device
 
-    where = hardware(pick_device(None if config["device"] == "auto" else config["device"]))
+    machine = hardware(pick_device(None if config["device"] == "auto" else config["device"]))
     write_text(folder / "config.yaml", to_yaml(config))
-    write_text(folder / "run.json", json.dumps({"seconds": round(seconds, 2), "hardware": where}) + "\n")
+    write_text(folder / "run.json", json.dumps({"seconds": round(seconds, 2), "hardware": machine}) + "\n")
 
 
 @contextlib.contextmanager
@@ -119,12 +119,12 @@ def _progress_lines(label: str) -> Iterator[Callable[..., None]]:
     weights, say), only a thread can write the line, as rich's own does for the bar."""
     at: tuple[int, int | None, str, str] = (0, None, label, "")
     first, begun = 0, time.monotonic()
-    printed, ended, one = begun, threading.Event(), threading.Lock()
+    printed, ended, lock = begun, threading.Event(), threading.Lock()
 
     def move(done: int, total: int | None, what: str = label, note: str = "") -> None:
         nonlocal at, first, begun
         now = time.monotonic()
-        with one:
+        with lock:
             if what != at[2] or (total is None) != (at[1] is None):
                 first, begun = done, now
             at = done, total, what, note
@@ -146,7 +146,7 @@ def _progress_lines(label: str) -> Iterator[Callable[..., None]]:
 
     def wait() -> None:
         while not ended.wait(1.0):
-            with one:
+            with lock:
                 say(time.monotonic())
 
     thread = threading.Thread(target=wait, daemon=True)
@@ -183,20 +183,20 @@ def table(
     cells = [[Text(cell) for cell in row] for row in rows]
     narrow = out.is_terminal or "COLUMNS" in os.environ
     for number in range(len(drop) + 1 if narrow else 1):
-        made = Table(box=None, pad_edge=False, header_style="bold", show_header=heads)
+        fitted = Table(box=None, pad_edge=False, header_style="bold", show_header=heads)
         shown = [name not in drop[:number] for name in columns]
         for name, column in itertools.compress(zip(columns, zip(*cells)), shown):
             side: Any = "left" if name in (*left, *keep) else "right"
             longest = max(len(word) for cell in column for word in cell.plain.split() or [""])
             least_of = min(WORD, longest) if name in left else None
-            made.add_column(name, justify=side, no_wrap=name not in left, overflow="fold", min_width=least_of)
+            fitted.add_column(name, justify=side, no_wrap=name not in left, overflow="fold", min_width=least_of)
         for row in cells:
-            made.add_row(*itertools.compress(row, shown))
-        least, most = out.measure(made, options=out.options.update(max_width=1000))
+            fitted.add_row(*itertools.compress(row, shown))
+        least, most = out.measure(fitted, options=out.options.update(max_width=1000))
         if most <= out.width:
             break
-        made.width = max(least, out.width) if narrow else most
-    return made
+        fitted.width = max(least, out.width) if narrow else most
+    return fitted
 
 
 def bar(value: float, *, width: int = 24) -> str:

@@ -74,44 +74,44 @@ def train(
     --nproc-per-node 8 -m decondense.cli train …, or accelerate launch with recipes/launch/; recipes/ is in a clone
     of the repository.
     """
-    given = o.given(locals()) | {"model": model, "layers": _layers(layers)}
-    given |= {"text": _several(text), "held_out": _several(held_out)}
-    flags = {key: given[name] for name, key in FLAGS.items()}
+    options = o.given(locals()) | {"model": model, "layers": _layers(layers)}
+    options |= {"text": _several(text), "held_out": _several(held_out)}
+    flags = {key: options[name] for name, key in FLAGS.items()}
     if push_to_hub is not None:
         check_repo(push_to_hub)
     if seed is not None and seeds is not None:
         raise ValueError("--seed and --seeds cannot be combined: give one of them.")
-    chosen: Sequence[int | None] = o.seeds_of(seeds) or [None]
-    recipes = [_build(recipe, flags | ({} if n is None else {"train.seed": n}), settings or []) for n in chosen]
-    for one, built in zip(chosen, recipes):  # before the first run starts
+    run_seeds: Sequence[int | None] = o.seeds_of(seeds) or [None]
+    recipes = [_build(recipe, flags | ({} if n is None else {"train.seed": n}), settings or []) for n in run_seeds]
+    for one, built in zip(run_seeds, recipes):  # before the first run starts
         if one is not None and built.train.seed != one:
             raise ValueError(
                 f"--seeds {seeds} gives every run a seed of its own, but --set says {built.train.seed}: leave one out."
             )
     folder = out_dir or Path("runs") / recipes[0].name
-    targets = [folder / f"seed-{one}" if seeds else folder for one in chosen]
-    made: list[Any] = []
-    for one, built, target in zip(chosen, recipes, targets):
+    targets = [folder / f"seed-{one}" if seeds else folder for one in run_seeds]
+    records: list[Any] = []
+    for one, built, target in zip(run_seeds, recipes, targets):
         if dry_run:
-            made.append(built.model_dump(mode="json"))
+            records.append(built.model_dump(mode="json"))
             if not as_json:
                 print(built.to_yaml(), end="")
             continue
-        made.append(_run(built, target, resume=resume, quiet=as_json))
+        records.append(_run(built, target, resume=resume, quiet=as_json))
         if push_to_hub is not None and first_process():
             address = push(target / "model", f"{push_to_hub}-seed-{one}" if seeds else push_to_hub)
             err.print(f"uploaded: {address}")
     if as_json and first_process():
-        whole = [pretty_json(one) for one in made]
+        whole = [pretty_json(one) for one in records]
         print(whole[0] if len(whole) == 1 else "[" + ",\n".join(whole) + "]\n", end="")
     if dry_run:
         from ..train.folder import would_go_on
         from ..train.prepare import check
 
-        begun = {where: would_go_on(where, built, resume=resume) for where, built in zip(targets, recipes)}
+        outlooks = {where: would_go_on(where, built, resume=resume) for where, built in zip(targets, recipes)}
         model_in_words = check(recipes[0])  # the others differ in nothing but the seed
         if not as_json:
-            _tell(recipes[0], model_in_words, begun)
+            _print_plan(recipes[0], model_in_words, outlooks)
     import torch.distributed
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -154,14 +154,14 @@ def _build(path: Path | None, flags: dict[str, Any], settings: list[str]) -> Any
 
 def _name(recipe: Any) -> str:
     """A name from the model and what is done with it, so that a baseline has another folder than plain training."""
-    taught, ways = recipe.baselines.distillation, {"fresh": recipe.model.fresh, "lora": recipe.model.lora}
-    done = [loss.name for loss in recipe.losses] + [way for way, used in ways.items() if used]
-    done += (["distillation"] if taught else []) + [*recipe.baselines.on_logits, *_beside(recipe)]
-    words = [name.replace("_", "-").replace(" ", "-") for name in done]
+    distillation, ways = recipe.baselines.distillation, {"fresh": recipe.model.fresh, "lora": recipe.model.lora}
+    parts = [loss.name for loss in recipe.losses] + [way for way, used in ways.items() if used]
+    parts += (["distillation"] if distillation else []) + [*recipe.baselines.on_logits, *_other_baselines(recipe)]
+    words = [name.replace("_", "-").replace(" ", "-") for name in parts]
     return "-".join([Path(str(recipe.model.name)).name, *(words or ["cross-entropy"])])
 
 
-def _beside(recipe: Any) -> list[str]:
+def _other_baselines(recipe: Any) -> list[str]:
     """The baselines that are not a term of the loss."""
     baselines = recipe.baselines
     others = baselines.model_dump(exclude={"distillation", *baselines.on_logits}, exclude_defaults=True)
@@ -192,8 +192,8 @@ def _run(recipe: Any, folder: Path, *, resume: bool, quiet: bool) -> Any:
     return run.record
 
 
-def _tell(recipe: Any, model: dict[str, Any], begun: dict[Path, str | None]) -> None:
-    """Print what a run would do, and what becomes of runs that are `begun`; on stderr, as stdout has the recipe."""
+def _print_plan(recipe: Any, model: dict[str, Any], outlooks: dict[Path, str | None]) -> None:
+    """Print what a run would do, and what becomes of each folder (`outlooks`); on stderr, as stdout has the recipe."""
     from ..train.sections import shares_of
 
     for note in _notes(recipe):
@@ -203,17 +203,17 @@ def _tell(recipe: Any, model: dict[str, Any], begun: dict[Path, str | None]) -> 
     budget = f"{recipe.steps * recipe.step_tokens:,} tokens in {recipe.steps:,} step{'s' * (recipe.steps > 1)}"
     equal = len({*shares.values()}) == 1
     texts = " + ".join(name if equal else f"{100 * share:.3g} % {name}" for name, share in shares.items())
-    budget += f"; held-out loss of {recipe.data.held_out_tokens:,} tokens (data.held_out_tokens) {_often(recipe)}"
+    budget += f"; held-out loss of {recipe.data.held_out_tokens:,} tokens (data.held_out_tokens) {_held_out_at(recipe)}"
     err.print(f"{model['name']}{kind}, {amount(model['parameters'])} parameters, on {texts}: {budget}")
     err.print(f"loss: {_loss(recipe)}")
-    outlook = [words for words in begun.values() if words is not None]
-    if new := [folder for folder, words in begun.items() if words is None]:
+    outlook = [words for words in outlooks.values() if words is not None]
+    if new := [folder for folder, words in outlooks.items() if words is None]:
         names = f"seed-{{{','.join(folder.name.removeprefix('seed-') for folder in new)}}}"
         outlook.append(f"it would write {new[0] if len(new) == 1 else new[0].parent / names}")
     err.print("; ".join([*outlook, "nothing was written"]))
 
 
-def _often(recipe: Any) -> str:
+def _held_out_at(recipe: Any) -> str:
     """When the held-out loss is computed."""
     from ..train.watch import milestones
 
@@ -237,7 +237,7 @@ def _loss(recipe: Any) -> str:
         read = f"layers {cell(loss.layers)}" if loss.modules is None else f"modules {cell(loss.modules)}"
         over_time = f", {loss.over_time}" if loss.over_time else ""
         formula += f" {'−' if loss.weight < 0 else '+'} {abs(loss.weight):g} · {loss.name} on {read}{over_time}"
-    others = _beside(recipe)
+    others = _other_baselines(recipe)
     return formula + (f"; beside it {list_of(others)}" if others else "")
 
 
@@ -292,8 +292,8 @@ def _progress(recipe: Any, *, quiet: bool) -> Iterator[dict[str, Any]]:
             yield {}
             return
         lines = not err.is_terminal
-        before = len(f"step: {recipe.steps:,} of {recipe.steps:,}, about 100 min left; ")
-        room = math.inf if lines else err.width - before
+        label_width = len(f"step: {recipe.steps:,} of {recipe.steps:,}, about 100 min left; ")
+        room = math.inf if lines else err.width - label_width
 
         def show(step: int, figures: dict[str, float]) -> None:
             move(step, recipe.steps, "step", in_words(figures, room))
