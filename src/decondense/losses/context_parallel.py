@@ -92,14 +92,14 @@ class RingPairs(CosinePairs):
             block = incoming
         return torch.stack(parts).sum(0), gradient
 
-    def _block(self, u: Tensor, weight: Tensor, block: Tensor, own: bool, gradient: Tensor | None) -> Tensor:
-        columns, there = block[..., :-1], block[..., -1]
+    def _block(self, u: Tensor, weight: Tensor, block: Tensor, is_own: bool, gradient: Tensor | None) -> Tensor:
+        columns, column_weight = block[..., :-1], block[..., -1]
         sums = torch.zeros_like(weight)
         for b, rows in tiles(u.shape[0], u.shape[1], u.device):
             f, slope = self.curve(u[b, rows] @ columns[b].mT)
-            pairs = weight[b, rows, None] * there[b, None, :]
+            pairs = weight[b, rows, None] * column_weight[b, None, :]
             f, slope = f * pairs, slope * pairs
-            if own and not self.diagonal:
+            if is_own and not self.diagonal:
                 f.diagonal(offset=rows.start, dim1=-2, dim2=-1).zero_()
                 slope.diagonal(offset=rows.start, dim1=-2, dim2=-1).zero_()
             sums[b, rows] = f.sum(-1)

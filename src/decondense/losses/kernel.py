@@ -72,12 +72,12 @@ def _module(name: str) -> Any:
     return import_module(f"decondense.kernels.{name}")
 
 
-def _again(z: Tensor, autocast: torch.dtype | None) -> torch.autocast:
+def _same_autocast(z: Tensor, autocast: torch.dtype | None) -> torch.autocast:
     """Restore the autocast of the call that was traced: a graph runs without it."""
     return torch.autocast(z.device.type, dtype=autocast, enabled=autocast is not None)
 
 
-def _given(*options: Any) -> dict[str, Any]:
+def _named_options(*options: Any) -> dict[str, Any]:
     return {key: value for key, value in zip(OPTIONS, options) if value is not None}
 
 
@@ -90,8 +90,8 @@ def launched(
     z: Tensor, mask: Tensor | None, need_gradient: bool, autocast: torch.dtype | None, name: str, *options: Any
 ) -> list[Tensor]:
     """The values, and what the backward pass needs."""
-    with _again(z, autocast):
-        value, saved = Kernel(name, **_given(*options)).forward(z, mask, need_gradient)
+    with _same_autocast(z, autocast):
+        value, saved = Kernel(name, **_named_options(*options)).forward(z, mask, need_gradient)
     # results of an operator must not share memory, as small tensors from one allocation do
     return [x if x.untyped_storage().nbytes() == x.nbytes else x.clone() for x in (value, *saved)]
 
@@ -100,7 +100,7 @@ def launched(
 def _(
     z: Tensor, mask: Tensor | None, need_gradient: bool, autocast: torch.dtype | None, name: str, *options: Any
 ) -> list[Tensor]:
-    with _again(z, autocast):
+    with _same_autocast(z, autocast):
         value, *saved = _module(name).like(z)
     return [value, *saved] if need_gradient else [value]
 
@@ -113,7 +113,7 @@ def _(
 def _backward(z: Tensor, saved: list[Tensor], upstream: Tensor, name: str, *options: Any) -> Tensor:
     """The gradient with respect to z. There is no mask: what was saved marks the tokens that count."""
     with torch.cuda.device_of(z):
-        return _module(name).backward(z, tuple(saved), upstream, **_given(*options))
+        return _module(name).backward(z, tuple(saved), upstream, **_named_options(*options))
 
 
 @_backward.register_fake

@@ -59,15 +59,15 @@ class _Nearest(Stored):
     def sums(self, z: Tensor, weight: Tensor | None, n: Tensor, need_gradient: bool) -> tuple[Tensor, Tensor | None]:
         u, r = geometry.unit(z, 0.0)
         index = _nearest(geometry.centred(u, weight, n), weight).unsqueeze(-1).expand_as(u)
-        apart = u - u.gather(1, index)
-        distance = torch.linalg.vector_norm(apart, dim=-1)
+        difference = u - u.gather(1, index)
+        distance = torch.linalg.vector_norm(difference, dim=-1)
         share = (1 / n.clamp_min(1)).unsqueeze(1)
         if weight is not None:
             share = share * weight
         value = geometry.enough(n, -(torch.log(distance + self.eps) * share).sum(1))
         if not need_gradient:
             return value, None
-        push = apart * (-share * geometry.inverse(distance) / (distance + self.eps)).unsqueeze(-1)
+        push = difference * (-share * geometry.inverse(distance) / (distance + self.eps)).unsqueeze(-1)
         return value, geometry.unit_gradient(u, r, push.scatter_add(1, index, -push), 0.0)
 
 

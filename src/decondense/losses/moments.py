@@ -36,11 +36,11 @@ def mean_square(z: Tensor, mask: Tensor | None, *, backend: str, centred: bool =
 
     `centred` first subtracts from each token the mean over its features, so that c_ij is a correlation.
     """
-    inside = fused(z, backend) and z.shape[1] > z.shape[2]  # the kernel then centres, without a pass over z
-    if centred and not inside:
+    in_kernel = fused(z, backend) and z.shape[1] > z.shape[2]  # the kernel then centres, without a pass over z
+    if centred and not in_kernel:
         z, _, _ = geometry.keep(z, mask)
         z = z - z.mean(-1, keepdim=True)
-    return apply(second_routine(z, 0.0, backend, centred=centred and inside), z, mask)[1]
+    return apply(second_routine(z, 0.0, backend, centred=centred and in_kernel), z, mask)[1]
 
 
 @dataclass(frozen=True)

@@ -75,8 +75,8 @@ class Blind(pairs.Stored):
 
     def sums(self, z: Tensor, weight: Tensor | None, n: Tensor, need_gradient: bool) -> tuple[Tensor, Tensor | None]:
         logit = Logit(self.tau, self.clamp, hard_clamp=False, distance="angular", constant=0.0)
-        own = pairs.CosinePairs(curve=logit, log=True, eps=self.eps)
-        value, slope = own.sums(geometry.centred(z, weight, n), weight, n, need_gradient)
+        pairwise = pairs.CosinePairs(curve=logit, log=True, eps=self.eps)
+        value, slope = pairwise.sums(geometry.centred(z, weight, n), weight, n, need_gradient)
         if slope is None:
             return value, None
         blind = geometry.centred(slope if weight is None else slope * weight.unsqueeze(-1), weight, n)

@@ -166,8 +166,8 @@ class Entry:
         geometry.check_eps(options.get("eps", 0))
         check_objects(generator=generator, **options)
         check_flags(shared_sample=shared_sample, **{name: options[name] for name in self.flags if name in options})
-        split = options.get("process_group") is not None
-        if split and max_tokens is not None:
+        across_ranks = options.get("process_group") is not None
+        if across_ranks and max_tokens is not None:
             raise ValueError(
                 f"process_group needs all tokens, got max_tokens={max_tokens}: samples do not cross ranks."
             )
@@ -175,15 +175,15 @@ class Entry:
         layers = [sample(*layer, max_tokens, shared=shared_sample, generator=generator) for layer in zip(states, masks)]
         parts = [self.written(z, mask, **options) for z, mask in layers]
         parts = [p.applied(*layer, mean) if isinstance(p, OfRoutine) else p for p, layer in zip(parts, layers)]
-        later = [(part, part.moments(*layer)) for part, layer in zip(parts, layers) if isinstance(part, OfMoments)]
+        of_moments = [(part, part.moments(*layer)) for part, layer in zip(parts, layers) if isinstance(part, OfMoments)]
         cosines = None
-        if later:
-            cosines, *rest = (join(moment) for moment in zip(*(moments for _, moments in later)))
-            values = later[0][0].curve(cosines, *rest)
+        if of_moments:
+            cosines, *rest = (join(moment) for moment in zip(*(moments for _, moments in of_moments)))
+            values = of_moments[0][0].curve(cosines, *rest)
         else:
             values = join([part for part in parts if isinstance(part, Tensor)])
         # Not for split sequences: their losses count the tokens over all ranks.
-        if not split and any(mask is not None for _, mask in layers):
+        if not across_ranks and any(mask is not None for _, mask in layers):
             enough: list[Tensor] = []
             for i, (z, mask) in enumerate(layers):
                 if i and mask is layers[i - 1][1]:  # most layers share one mask
@@ -196,8 +196,8 @@ class Entry:
     def beside(self, z: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         """For the graph of a block that reads z: z as the block must read it, then `over_layers` of z alone. Where
         `losses/beside.py` has the gradient, the compiler adds it to the block's own in a kernel of the block."""
-        drawn = options.get("max_tokens") or options.get("estimator") == "sampled"
-        part = None if drawn else self.written(z, None, **options)
+        is_sampled = options.get("max_tokens") or options.get("estimator") == "sampled"
+        part = None if is_sampled else self.written(z, None, **options)
         if not (isinstance(part, OfMoments | OfRoutine) and isinstance(part.routine, Kernel) and part.routine.projects):
             return z, *self.over_layers([z], [None], **options)
         z, values = beside(part.routine, z)
