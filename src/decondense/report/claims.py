@@ -75,11 +75,11 @@ class Effect:
     @property
     def text(self) -> str:
         ends = [] if self.low is None or self.high is None else [self.low, self.high]
-        most = max(abs(x) for x in (self.value, *ends))
-        digits = 2 if most >= 0.1 else 3 if most >= 0.01 else 4
+        largest = max(abs(x) for x in (self.value, *ends))
+        digits = 2 if largest >= 0.1 else 3 if largest >= 0.01 else 4
         digits += any(x and not round(x, digits) for x in ends)  # no end may round to 0, which hides its side
-        value, *ends_said = (signed(x, digits) for x in (self.value, *ends))
-        return value + (f" [{', '.join(ends_said)}]" if ends else "")
+        value, *end_texts = (signed(x, digits) for x in (self.value, *ends))
+        return value + (f" [{', '.join(end_texts)}]" if ends else "")
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,10 @@ class Claim:
 def claim_of(record: Study) -> Claim:
     effect = None
     evidence = several(len(record.runs), "run") if record.runs else "calculated"
-    for words, one in _decision(record):
-        other = "" if one.level == 0.95 or one.low is None else f"; {100 * one.level:.3g} % interval"
-        effect = Effect(words + other, one.estimate, one.low, one.high)
-        evidence = several(one.n, one.unit)
+    for words, decision in _decision(record):
+        note = "" if decision.level == 0.95 or decision.low is None else f"; {100 * decision.level:.3g} % interval"
+        effect = Effect(words + note, decision.estimate, decision.low, decision.high)
+        evidence = several(decision.n, decision.unit)
     if record.scale == "smoke" and record.runs:  # a calculation is the same at every scale
         evidence += " at smoke scale, which checks the code, not the claim"
     return Claim(record.claim, record.question, record.verdict, effect, evidence, parted(record))
@@ -119,27 +119,27 @@ def _decision(record: Study) -> list[tuple[str, _Decision]]:
     """Return [(name, decision)] with the decision at or below the path of the study's effect or, if there is none, one
     with the study's own verdict, or else any; [] for a study without a single effect. Decisions with an interval come
     before those without, then those with the study's verdict before others."""
-    found = list(_decisions(record.estimate))
-    known = _shown(record)
-    if known and not known.path:
+    decisions = list(_decisions(record.estimate))
+    shown = _shown(record)
+    if shown and not shown.path:
         return []
-    start = known.path if known else ()
-    there = [(path[len(start) :], one) for path, one in found if start and path[: len(start)] == start]
-    first = [known.words] if known and there else []
-    there = there or [entry for entry in found if entry[1].verdict == record.verdict] or found
-    chosen = sorted(there, key=lambda entry: (entry[1].low is None, entry[1].verdict != record.verdict))[:1]
-    return [(", ".join([*first, *(part.replace("_", " ") for part in path)]), one) for path, one in chosen]
+    prefix = shown.path if shown else ()
+    matching = [(path[len(prefix) :], one) for path, one in decisions if prefix and path[: len(prefix)] == prefix]
+    lead = [shown.words] if shown and matching else []
+    matching = matching or [entry for entry in decisions if entry[1].verdict == record.verdict] or decisions
+    chosen = sorted(matching, key=lambda entry: (entry[1].low is None, entry[1].verdict != record.verdict))[:1]
+    return [(", ".join([*lead, *(part.replace("_", " ") for part in path)]), one) for path, one in chosen]
 
 
 def _shown(record: Study) -> Shown | None:
-    """What the study is about; in `dose` that is the arm of the weight that its settings ask about."""
-    known, arms = STUDIES.get(record.study), record.config.get("arms")
-    if record.study == "dose" and known and isinstance(arms, dict):
+    """Return the effect that the study is about; in `dose`, that of the weight which its settings ask about."""
+    shown, arms = STUDIES.get(record.study), record.config.get("arms")
+    if record.study == "dose" and shown and isinstance(arms, dict):
         for arm, recipe in arms.items():
             match recipe:
                 case {"loss": {"weight": int() | float() as weight}} if weight == record.config.get("dose"):
-                    return known._replace(path=("against_zero", arm), words=f"held-out loss, λ {weight:g} − λ 0")
-    return known
+                    return shown._replace(path=("against_zero", arm), words=f"held-out loss, λ {weight:g} − λ 0")
+    return shown
 
 
 def _decisions(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], _Decision]]:

@@ -56,8 +56,8 @@ class Report:
 
     @property
     def hardware(self) -> list[str]:
-        known = [part for s in self.sections for o in s.origins for part in (o.hardware or "").split("; ") if part]
-        return list(dict.fromkeys(known))
+        machines = [part for s in self.sections for o in s.origins for part in (o.hardware or "").split("; ") if part]
+        return list(dict.fromkeys(machines))
 
 
 def collect(places: Places, *, running: bool = False, progress: Progress = nobody) -> Report:

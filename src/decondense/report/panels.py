@@ -134,26 +134,26 @@ def trend_panel(
     """Show statistics at the snapshots of every run that has several, with intervals over windows where known."""
     shown = [line for line in lines if len(line.shots) > 1]
     charts = []
-    for name, words, value in parts:
+    for name, quantity, value in parts:
         marks: list[Any] = []
         rows: list[dict[str, Any]] = []
         for line in shown:
-            own = []
+            line_rows = []
             for shot in line.shots:
                 low, high = shot.interval(name) if name in ("spearman", "last") else (None, None)
-                three = {name: round_to(value(shot)), f"{name}_low": low, f"{name}_high": high}
-                own.append({"run": line.label, "step": shot.step, "tokens": shot.tokens} | three)
-            rows += own
+                statistic = {name: round_to(value(shot)), f"{name}_low": low, f"{name}_high": high}
+                line_rows.append({"run": line.label, "step": shot.step, "tokens": shot.tokens} | statistic)
+            rows += line_rows
             x = [shot.tokens if unit == "tokens" else shot.step for shot in line.shots]
             text = [f"{line.label}, {shot.when}" for shot in line.shots]
             more = {"name": line.arm, "group": str(line.number), "label": line.label}
-            if any(row[name] is not None for row in own):
-                marks.append(with_intervals(x, own, name, text=text, number=line.number, joined=True, **more))
+            if any(row[name] is not None for row in line_rows):
+                marks.append(with_intervals(x, line_rows, name, text=text, number=line.number, joined=True, **more))
         if marks:
             height = _height(340, len({line.number for line in shown}))
-            chart = Chart(words[0].upper() + words[1:], Axis(unit), Axis(words), [Frame(marks)], height=height)
-            known = {key for key in rows[0] if any(row[key] is not None for row in rows)}
-            chart.rows = [{key: value for key, value in row.items() if key in known} for row in rows]
+            chart = Chart(quantity[0].upper() + quantity[1:], Axis(unit), Axis(quantity), [Frame(marks)], height=height)
+            filled = {key for key in rows[0] if any(row[key] is not None for row in rows)}
+            chart.rows = [{key: value for key, value in row.items() if key in filled} for row in rows]
             charts.append(chart)
     return Panel(charts, title, note) if charts else None
 
@@ -177,19 +177,19 @@ def depth_panel(lines: Sequence[Line]) -> Panel | None:
     axis = Axis("depth: layer / number of layers" if relative else "layer (0 = embedding)")
     starts = {arm: _mean([line.shots[0] for line in members]) for arm, members in trained.items() if members}
     # Arms that begin with the same model: its curve is drawn with the first of them.
-    alike = grouped((mean.round(4).tobytes(), arm) for arm, mean in starts.items())
-    begun = {same[0]: same for same in alike.values()}
+    arms_by_start = grouped((mean.round(4).tobytes(), arm) for arm, mean in starts.items())
+    same_start = {same[0]: same for same in arms_by_start.values()}
     marks: list[Any] = []
     for arm, members in arms.items():
         style: dict[str, Any] = {"of": members[0], "relative": relative, "hover": "mean cosine {y:.3f}"}
-        if arm in begun:
-            more = len(begun[arm]) - 1
-            common = more > 0 and len(begun) == 1
-            words = "before, all arms" if common else f"{arm}{f' and {more} more' if more else ''}, before"
-            shade = INK if common else ""
-            marks += _over_depth(starts[arm], words, **style, dash="dot", width=1.4, shade=shade)
-        words = f"{arm}, after" if trained[arm] else arm
-        marks += _over_depth(_mean([line.shots[-1] for line in members]), words, **style)
+        if arm in same_start:
+            others = len(same_start[arm]) - 1
+            shared_by_all = others > 0 and len(same_start) == 1
+            name = "before, all arms" if shared_by_all else f"{arm}{f' and {others} more' if others else ''}, before"
+            shade = INK if shared_by_all else ""
+            marks += _over_depth(starts[arm], name, **style, dash="dot", width=1.4, shade=shade)
+        name = f"{arm}, after" if trained[arm] else arm
+        marks += _over_depth(_mean([line.shots[-1] for line in members]), name, **style)
     height = _height(380, len({mark.name for mark in marks}))
     chart = Chart("Mean cosine over depth", axis, Axis("mean cosine of two tokens"), [Frame(marks)], height=height)
     chart.rows = [

@@ -15,8 +15,8 @@ def measure_command(record: Measurement, config: dict[str, Any]) -> str:
     model = record.model
     if "inputs" in record.settings:
         return f"dc.measure({model.name!r}, inputs=…)  # {record.text.source}"
-    named = {"text": record.text.name, **record.settings, "init": model.init, "revision": model.revision}
-    return _line("measure", model.name, named | {"dtype": model.dtype})
+    options = {"text": record.text.name, **record.settings, "init": model.init, "revision": model.revision}
+    return _line("measure", model.name, options | {"dtype": model.dtype})
 
 
 def evaluate_command(record: Evaluation, config: dict[str, Any]) -> str:

@@ -32,12 +32,12 @@ def results_table(places: Places, *, base: AnyPath = ".") -> tuple[str, list[Ski
     hardware: dict[str, list[str]] = {}
     for source in studies:
         record, name = source.record, names[source.folder]
-        words = (record.claim, record.verdict, record.headline)
-        rows.append([_link(source, root, name, far=source.folder), *(_cell(word) for word in words)])
+        cells = (record.claim, record.verdict, record.headline)
+        rows.append([_link(source, root, name, far=source.folder), *(_cell(word) for word in cells)])
         hardware.setdefault(record.hardware or "not known", []).append(name)
-    usual, *others = sorted(hardware, key=lambda one: -len(hardware[one]))
-    told = "".join(f" {', '.join(hardware[one])}: {one}." for one in others)
-    return f"{_markdown(COLUMNS, rows)}\n*Hardware: {_cell(usual + '.' + told)}*\n", skipped
+    usual_hardware, *others = sorted(hardware, key=lambda one: -len(hardware[one]))
+    others_note = "".join(f" {', '.join(hardware[one])}: {one}." for one in others)
+    return f"{_markdown(COLUMNS, rows)}\n*Hardware: {_cell(usual_hardware + '.' + others_note)}*\n", skipped
 
 
 def results_rows(places: Places) -> tuple[list[dict[str, str | None]], list[Skipped]]:
@@ -58,12 +58,12 @@ def verdicts_table(places: Places, *, known: Known, base: AnyPath) -> tuple[str,
     root, names = Path(base).resolve(), _names(studies)
     rows = []
     for name, claim, question in known:
-        here = [source for source in studies if source.record.study == name]
-        for source in here:
-            both = parted(source.record)
-            verdict = f"{source.record.verdict} ({both})" if both else source.record.verdict
+        results = [source for source in studies if source.record.study == name]
+        for source in results:
+            both_verdicts = parted(source.record)
+            verdict = f"{source.record.verdict} ({both_verdicts})" if both_verdicts else source.record.verdict
             rows.append([_link(source, root, names[source.folder]), _cell(claim), _cell(question), _cell(verdict)])
-        if not here:
+        if not results:
             rows.append([name, _cell(claim), _cell(question), "undecided: not run"])
     return _markdown(("study", "claim", "question", "verdict"), rows), skipped
 
@@ -114,8 +114,8 @@ def insert_table(file: AnyPath, places: Places, *, known: Known = ()) -> tuple[s
     except FileNotFoundError:
         raise FileNotFoundError(f"no file at {str(file)!r}: --readme names a file that exists.") from None
     skipped: list[Skipped] = []
-    asked = [name for name in ("results", "verdicts") if f"<!-- {name} -->" in text or f"<!-- end {name} -->" in text]
-    for name in asked or ["results"]:
+    tables = [name for name in ("results", "verdicts") if f"<!-- {name} -->" in text or f"<!-- end {name} -->" in text]
+    for name in tables or ["results"]:
         begin, end = f"<!-- {name} -->", f"<!-- end {name} -->"
         if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
             raise ValueError(f"{str(file)!r} must hold {begin} and, after it, {end}, once each: add both lines.")

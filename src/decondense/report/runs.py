@@ -59,8 +59,8 @@ class Run(Line):
             "spearman": [shot.result.spearman for shot in self.shots],
             "mean_cosine": [shot.result.blocks for shot in self.shots],
         }
-        known = {name: [v for v in round_to(row, 12) if v is not None] for name, row in values.items()}
-        return {name: (row[0], row[-1]) if row else (None, None) for name, row in known.items()}
+        finite = {name: [v for v in round_to(row, 12) if v is not None] for name, row in values.items()}
+        return {name: (row[0], row[-1]) if row else (None, None) for name, row in finite.items()}
 
 
 def group_of(record: Training) -> tuple[str, str]:
@@ -73,9 +73,9 @@ def read_run(source: Source[Training]) -> Run:
     run = Run("", record=record, source=source)
     if not record.finished and source.path.name == "progress.json":
         run.notes.append(f"still training: {record.steps:,} steps are planned.")
-        for one in sorted((folder / "snapshots").glob("step-*.json")):
+        for path in sorted((folder / "snapshots").glob("step-*.json")):
             with contextlib.suppress(ValueError, OSError):  # still being written: the next reading sees it
-                result, step = Geometry(_whole(folder, f"snapshots/{one.name}")), int(one.stem.split("-")[1])
+                result, step = Geometry(_whole(folder, f"snapshots/{path.name}")), int(path.stem.split("-")[1])
                 run.shots.append(Shot(result, step, step * (record.tokens or 0) // max(1, record.steps)))
     elif not record.finished and record.history:
         run.notes.append(f"unfinished: the run stopped at step {record.history[-1].step:,}.")
@@ -115,17 +115,17 @@ def now(places: Sequence[Any]) -> list[dict[str, Any]]:
         record, curve = source.record, Line("", record=source.record)
         step = max([*(row.step for row in record.history), *(row.step for row in record.held_out)], default=0)
         speed = record.tokens_per_second
-        words = [f"step {step:,} of {record.steps:,}"]
+        phrases = [f"step {step:,} of {record.steps:,}"]
         if speed and record.tokens:
-            words.append(f"about {duration((1 - step / max(1, record.steps)) * record.tokens / speed)} left")
-        for name, what in (("task_loss", "loss"), ("held_out", "held-out loss")):
-            known = [value for value in curve.points(name)[2] if value is not None]
-            words += [f"{what} {known[-1]:.3f}"] if known else []
+            phrases.append(f"about {duration((1 - step / max(1, record.steps)) * record.tokens / speed)} left")
+        for name, quantity in (("task_loss", "loss"), ("held_out", "held-out loss")):
+            losses = [value for value in curve.points(name)[2] if value is not None]
+            phrases += [f"{quantity} {losses[-1]:.3f}"] if losses else []
         silent = time.time() - source.path.stat().st_mtime
         if silent > SILENT:
-            words.append(f"nothing new for {duration(silent)}")
+            phrases.append(f"nothing new for {duration(silent)}")
         lines = {name: [curve.points(name)[at] for at in (0, 2)] for name in ("task_loss", "held_out")}
-        states.append({"run": label, "step": step, "steps": record.steps, "words": ", ".join(words), "lines": lines})
+        states.append({"run": label, "step": step, "steps": record.steps, "words": ", ".join(phrases), "lines": lines})
     return states
 
 
@@ -145,11 +145,11 @@ def training(runs: Sequence[Run]) -> Section:
     model, text = group_of(runs[0].training)
     title = f"{PurePosixPath(model).name} trained on {text}" + (f": {len(runs)} runs" if many else "")
     note = "Every recorded step is drawn. Seeds of one arm share colour and dash." if many else ""
-    bars = "Lines: 95 % intervals from a bootstrap over windows."
+    interval_note = "Lines: 95 % intervals from a bootstrap over windows."
     panels = [
         _heat(runs),
         curve_panel(runs, "Curves", note, unit="tokens"),
-        trend_panel(runs, (SPEARMAN, LAST), "Trend over training", bars, unit="tokens"),
+        trend_panel(runs, (SPEARMAN, LAST), "Trend over training", interval_note, unit="tokens"),
     ]
     origins = []
     for run in runs:
@@ -165,11 +165,11 @@ def training(runs: Sequence[Run]) -> Section:
         origin = origin_of(run.source, config, record.command, facts, seconds=record.seconds)
         origin.title = run.named if many else ""
         origins.append(origin)
-    differences, each = _differences(arms), _each(arms)
+    differences, arm_clauses = _differences(arms), _each(arms)
     if not differences:  # else the first line would be about the first arm alone
-        each = _first_line(each)
+        arm_clauses = _first_line(arm_clauses)
     return Section(
-        "training", title, "; ".join([*differences, *each]), origins,
+        "training", title, "; ".join([*differences, *arm_clauses]), origins,
         gloss="What happened to loss and geometry. Intervals of differences are over training seeds.",
         notes=[f"{run.label}: {note}" if many else note for run in runs for note in run.notes],
         panels=[panel for panel in panels if panel is not None], tables=[_run_table(runs, differing)],
@@ -199,10 +199,10 @@ def _name_runs(runs: Sequence[Run]) -> list[str]:
         if settings and len(run.arm) <= LONG:
             run.named = f"{label} ({run.arm})"
     arms = numbered(runs)
-    of_study = [{run.training.arm for run in members} for members in arms.values()]
-    for (arm, members), called in zip(arms.items(), of_study):
-        if len(called) == 1 == of_study.count(called) and (given := members[0].training.arm):
-            arm = given
+    study_arms = [{run.training.arm for run in members} for members in arms.values()]
+    for (arm, members), own_arms in zip(arms.items(), study_arms):
+        if len(own_arms) == 1 == study_arms.count(own_arms) and (study_arm := members[0].training.arm):
+            arm = study_arm
         elif differing and (len(arm) > LONG or not arm):  # too long or empty: called after its first run
             arm = members[0].label + (f" and others of its settings{_seeds(members)}" if len(members) > 1 else "")
         for run in members:
@@ -234,19 +234,19 @@ def _differences(arms: dict[str, list[Run]]) -> list[str]:
     nothing else and have finished runs of the same seeds; means over the pairs, with Student's interval from three
     pairs on."""
     losses = {arm: members[0].recipe.get("loss.name") for arm, members in arms.items()}
-    bare = {_but_loss(members[0]): members for arm, members in arms.items() if losses[arm] == "none"}
+    baselines = {_but_loss(members[0]): members for arm, members in arms.items() if losses[arm] == "none"}
     treated = {arm: members for arm, members in arms.items() if losses[arm] != "none"}
     names = [losses[arm] for arm in treated]
     clauses = []
     for (arm, members), name in zip(treated.items(), names):
-        pairs = _pairs(bare.get(_but_loss(members[0]), []), members)
+        pairs = _pairs(baselines.get(_but_loss(members[0]), []), members)
         parts = []
-        for key, words in (("held_out", HELD_OUT), ("mean_cosine", "mean cosine")):
+        for key, quantity in (("held_out", HELD_OUT), ("mean_cosine", "mean cosine")):
             ends = [(a.ends[key][1], b.ends[key][1]) for a, b in pairs]
             if ends and None not in (end for pair in ends for end in pair):
                 mean, half = student([after - before for before, after in ends])
-                reach = (mean - half, mean + half) if len(ends) >= LEAST else (None, None)
-                parts.append(f"{words} {Effect(words, mean, *reach).text}")
+                interval = (mean - half, mean + half) if len(ends) >= LEAST else (None, None)
+                parts.append(f"{quantity} {Effect(quantity, mean, *interval).text}")
         if parts:
             seeds = f"{several(len(pairs), 'seed')}, {'95 % intervals' if len(pairs) >= LEAST else 'so no interval'}"
             label = name if names.count(name) == 1 else arm
@@ -279,13 +279,13 @@ def _each(arms: dict[str, list[Run]]) -> list[str]:
     for arm, members in arms.items():
         of_seed = grouped((run.label if run.seed is None else run.seed, run) for run in members)
         parts = []
-        for name, words in (("held_out", HELD_OUT), ("mean_cosine", "mean cosine"), ("spearman", "Spearman")):
-            known = [[run.ends[name] for run in same if run.ends[name][0] is not None] for same in of_seed.values()]
-            both = [_mean_ends(ends) for ends in known if ends]
-            if both:
-                parts.append(f"{words} {_moved(name, _mean_ends(both))}")
-        again = f" of {several(len(of_seed), 'seed')}" if len(of_seed) < len(members) else ""
-        seeds = f" ({len(members)} runs{again}, means)" if len(members) > 1 else ""
+        for name, quantity in (("held_out", HELD_OUT), ("mean_cosine", "mean cosine"), ("spearman", "Spearman")):
+            seed_ends = [[run.ends[name] for run in same if run.ends[name][0] is not None] for same in of_seed.values()]
+            seed_means = [_mean_ends(ends) for ends in seed_ends if ends]
+            if seed_means:
+                parts.append(f"{quantity} {_moved(name, _mean_ends(seed_means))}")
+        distinct_seeds = f" of {several(len(of_seed), 'seed')}" if len(of_seed) < len(members) else ""
+        seeds = f" ({len(members)} runs{distinct_seeds}, means)" if len(members) > 1 else ""
         name = f"{arm}{seeds}: " if len(arms) > 1 or seeds else ""
         clauses.append(name + (", ".join(parts) or "nothing was measured"))
     return clauses
@@ -332,11 +332,11 @@ def _heat(runs: Sequence[Run]) -> Any:
     if not rows:
         return None
     first = rows[0][1][0].result
-    where = f"{first.windows} held-out windows" if isinstance(first, Snapshot) else ""
+    windows = f"{first.windows} held-out windows" if isinstance(first, Snapshot) else ""
     if isinstance(first, Geometry):
-        where = f"{first.record.windows_done} held-out windows of {first.record.settings['tokens']} tokens"
+        windows = f"{first.record.windows_done} held-out windows of {first.record.settings['tokens']} tokens"
     note = (
-        f"The meter on {where}. Orange: mean; dotted: 5 and 95 %. One colour scale for all; what is above it has its "
+        f"The meter on {windows}. Orange: mean; dotted: 5 and 95 %. One colour scale for all; what is above it has its "
         "last colour."
     )
     return heat_panel(rows, "Geometry before, during and after", note)

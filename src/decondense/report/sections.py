@@ -78,13 +78,13 @@ def measurement(source: Source[Measurement]) -> Section:
 def _trend_table(record: Measurement) -> Table:
     rows, shown = [], []
     for curve, trend in record.trend.items():
-        words = CURVES.get(curve, curve)
-        row: dict[str, Any] = {"states": words}
+        states = CURVES.get(curve, curve)
+        row: dict[str, Any] = {"states": states}
         for name in STATISTICS:
             entry = trend[name]
             row |= {name: entry.value, f"{name}_low": entry.low, f"{name}_high": entry.high}
         rows.append(row)
-        shown.append([words, *(span(trend[n].value, trend[n].low, trend[n].high) for n in STATISTICS)])
+        shown.append([states, *(span(trend[n].value, trend[n].low, trend[n].high) for n in STATISTICS)])
     note = TREND_NOTE.format(last=record.settings["last"])
     heads = ["states", *(name.capitalize() for name in STATISTICS)]
     return Table.of("Trend over depth", rows, shown=shown, heads=heads, note=note)
@@ -97,22 +97,22 @@ def depth_curve(result: Geometry) -> Chart:
     split = layers if result.final_norm else layers + 1
     x = list(range(split))
     low, high = result.band
-    known = len(result.per_window) > 1
+    has_interval = len(result.per_window) > 1
     bare = np.minimum(result.values("mean_cosine_without_variance3"), result.values("mean_cosine_without_cosine3"))
-    words = [f"mean {span(m, a if known else None, b, 3)}" for m, a, b in zip(mean, low, high)]
+    mean_texts = [f"mean {span(m, a if has_interval else None, b, 3)}" for m, a, b in zip(mean, low, high)]
     marks: list[Any] = [
         Band(x, quantiles[:split, 0], quantiles[:split, 4], "5–95 % of the cosines", FAINT, 0.18),
-        *([Band(x, low[:split], high[:split], "95 % interval of the mean", PALETTE[0], 0.35)] if known else []),
+        *([Band(x, low[:split], high[:split], "95 % interval of the mean", PALETTE[0], 0.35)] if has_interval else []),
     ]
-    without = [f"without 3 dimensions {span(value, digits=3)}" for value in bare]
+    bare_texts = [f"without 3 dimensions {span(value, digits=3)}" for value in bare]
     lines: tuple[tuple[Any, list[str], str, dict[str, Any]], ...] = (
-        (mean, words, "mean", {"dash": "solid", "width": 2.5}),
-        (bare, without, "mean without the 3 strongest dimensions", {"dash": "dash", "colour": PALETTE[1]}),
+        (mean, mean_texts, "mean", {"dash": "solid", "width": 2.5}),
+        (bare, bare_texts, "mean without the 3 strongest dimensions", {"dash": "dash", "colour": PALETTE[1]}),
     )
-    for values, said, name, style in lines:
-        marks.append(Series(x, values[:split], name, of=said[:split], hover="layer {x}\n{of}", **style))
+    for values, texts, name, style in lines:
+        marks.append(Series(x, values[:split], name, of=texts[:split], hover="layer {x}\n{of}", **style))
     if result.final_norm:
-        ends = [(mean[layers], words[layers].removeprefix("mean "), "after the final norm", False)]
+        ends = [(mean[layers], mean_texts[layers].removeprefix("mean "), "after the final norm", False)]
         before = result.before_norm
         if before is not None:
             ends.append((before.mean_cosine, span(before.mean_cosine, digits=3), "the same before it", True))
@@ -149,25 +149,25 @@ def comparison(source: Source[Comparison], below: Sequence[Source[Measurement]] 
     ]
     command = None
     if below:
-        results = [Geometry(one.record) for one in below]
+        results = [Geometry(measured.record) for measured in below]
         heat = heat_panel([(f"{r.label} on {r.text}", [Shot(r)]) for r in results], "Side by side, on one scale")
         for chart, result in zip(heat.charts, results):
             for frame in chart.frames:
                 frame.caption = result.verdict
         panels.append(heat)
         flag = " --paired" if record.paired else ""
-        folders = " ".join(shlex.quote(one.folder) for one in below)
+        folders = " ".join(shlex.quote(measured.folder) for measured in below)
         command = f"decondense compare{flag} {folders} --out {shlex.quote(source.folder)}"
     config = _configuration(source, "axis", "paired") | {"results": [{n: row[n] for n in names} for row in rows]}
     origin = origin_of(source, config, command)
     if command is None:
         origin.remark = "The command was not recorded; the table names the models, texts and numbers of windows."
-    what = {"size": "by size", "checkpoint": "by checkpoint", "text": "by text"}.get(record.axis, "side by side")
-    title = f"{len(rows)} results {'in pairs' if record.paired else what}"
+    arrangement = {"size": "by size", "checkpoint": "by checkpoint", "text": "by text"}.get(record.axis, "side by side")
+    title = f"{len(rows)} results {'in pairs' if record.paired else arrangement}"
     table = Table.of("All results", rows, shown=shown, heads=heads, note=note)
-    said = [record.difference.sentence] if record.difference is not None else []
+    sentences = [record.difference.sentence] if record.difference is not None else []
     return Section(
-        "comparison", title, record.verdict, [origin], notes=[*said, *record.notes], panels=panels, tables=[table]
+        "comparison", title, record.verdict, [origin], notes=[*sentences, *record.notes], panels=panels, tables=[table]
     )
 
 
@@ -202,13 +202,13 @@ def evaluation(source: Source[Evaluation]) -> Section:
 
 
 def _score_table(record: Evaluation) -> Table:
-    def words(column: str, value: Any) -> str:
+    def cell_text(column: str, value: Any) -> str:
         if value is not None and column in ("acc", "stderr", "acc_norm"):
             return points(value)
         return f"{value:.3f}" if value is not None and column == "ece" else cell(value)
 
     rows = score_rows(record)
-    shown = [[words(column, value) for column, value in row.items()] for row in rows]
+    shown = [[cell_text(column, value) for column, value in row.items()] for row in rows]
     heads = ["task", "items", "shots", "accuracy, %", "± (items)", "normalised, %", "ECE", "perplexity"]
     return Table.of("Scores", rows, shown=shown, heads=heads)
 
@@ -270,11 +270,11 @@ def origin_of(
     record, run = source.record, source.run
     hardware = getattr(record, "hardware", None) or run.get("hardware")
     hardware = None if hardware == "none" else hardware  # a study that was not run
-    known = list(facts)
+    all_facts = list(facts)
     seconds = seconds if seconds is not None else run.get("seconds")
     if isinstance(seconds, (int, float)):
-        known.append(("time", duration(float(seconds))))
+        all_facts.append(("time", duration(float(seconds))))
     versions = getattr(record, "versions", None)
     if versions:
-        known.append(("versions", ", ".join(f"{name} {version}" for name, version in versions.items())))
-    return Origin(source.folder, config, command, hardware=None if hardware is None else str(hardware), facts=known)
+        all_facts.append(("versions", ", ".join(f"{name} {version}" for name, version in versions.items())))
+    return Origin(source.folder, config, command, hardware=None if hardware is None else str(hardware), facts=all_facts)

@@ -36,32 +36,32 @@ def server(places: Places, *, port: int = 0, title: str | None = None) -> Thread
     """Return a server on 127.0.0.1; `port` 0 takes a free port. It serves the page and the runs' state, no files."""
     for _ in find(places):  # refuse a place that does not exist at once
         pass
-    made: dict[str, bytes] = {}
+    rendered: dict[str, bytes] = {}
     lock = Lock()
 
     def page() -> bytes:
         with lock:
             current = stamp(places)
-            if current not in made:
+            if current not in rendered:
                 content = collect(places, running=True)
-                made.clear()
-                made[current] = render(content, title=title, live=current).encode("utf-8")
-            return made[current]
+                rendered.clear()
+                rendered[current] = render(content, title=title, live=current).encode("utf-8")
+            return rendered[current]
 
     def state() -> bytes:
         return to_json({"stamp": stamp(places), "runs": now(places)}).encode("utf-8")
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            known = {"/": (page, "text/html"), "/now": (state, "application/json")}
+            routes = {"/": (page, "text/html"), "/now": (state, "application/json")}
             # Another name in Host: a page elsewhere whose name was pointed at this address (DNS rebinding).
             if (self.headers.get("Host") or "").rpartition(":")[0] not in ("127.0.0.1", "localhost"):
                 self.send_error(403)
-            elif self.path not in known:
+            elif self.path not in routes:
                 self.send_error(404)
             else:
-                make, kind = known[self.path]
-                body = make()
+                make_body, kind = routes[self.path]
+                body = make_body()
                 self.send_response(200)
                 for name, value in {
                     "Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body)),

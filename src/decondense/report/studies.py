@@ -37,8 +37,8 @@ def study(source: Source[Study]) -> Section:
         rows, contrast = benchmark_rows(record)
         if rows:
             panels.insert(0, Panel([forest_chart(f"Benchmarks: {contrast}", rows, power=POWER, contrast=contrast)]))
-            words = difference_table(rows)
-            numbers.shown, numbers.heads, numbers.note = words.shown, words.heads, words.note
+            differences = difference_table(rows)
+            numbers.shown, numbers.heads, numbers.note = differences.shown, differences.heads, differences.note
         tables.append(numbers)
     pictures = []
     for name in record.figures:
@@ -53,9 +53,9 @@ def study(source: Source[Study]) -> Section:
     config: dict[str, Any] = {"study": record.study, "scale": record.scale, "config": record.config}
     config |= {key: value for key in ("estimate", "versions", "runs") if (value := getattr(record, key))}
     title = f"{record.claim} · {record.study} ({record.scale} scale)"
-    wanted = STUDIES[record.study].figure if record.study in STUDIES else None
-    opened = [number for number, panel in enumerate(panels) if panel.title == wanted] or [0]
-    if pictures and (wanted == PICTURE or not panels):
+    main_panel = STUDIES[record.study].figure if record.study in STUDIES else None
+    opened = [number for number, panel in enumerate(panels) if panel.title == main_panel] or [0]
+    if pictures and (main_panel == PICTURE or not panels):
         opened = []
     return Section(
         "study", title, sentence_of(record), [origin_of(source, config, record.command, facts)], badge=record.verdict,
@@ -205,13 +205,13 @@ def benchmark_rows(record: Study) -> tuple[list[dict[str, Any]], str]:
         estimate = _Estimate.model_validate(record.estimate)
         base, treated = estimate.runs
         for values in record.table.rows:
-            line = dict(zip(record.table.columns, values))
-            task = str(line.get("task"))
+            cells = dict(zip(record.table.columns, values))
+            task = str(cells.get("task"))
             seeds = [scores[task] for scores in estimate.runs[treated].values() if task in scores]
             if task == "average":
                 seeds = (estimate.macro or {}).get("treated_seeds", [])
-            more = {"treated_seeds": seeds, "base_seeds": [], "test": "", "significant": False}
-            row = TaskDifference.model_validate(line | more)
+            defaults = {"treated_seeds": seeds, "base_seeds": [], "test": "", "significant": False}
+            row = TaskDifference.model_validate(cells | defaults)
             row.significant = (row.p if row.p_holm is None else row.p_holm) <= ALPHA
             rows.append(row.model_dump())
     except ValidationError:
