@@ -57,7 +57,7 @@ class NamedStates:
         if len(self.names) < 2:
             raise ValueError(f"modules must name at least 2 layers for a curve over depth, got only {self.names[0]!r}.")
         self.layers, self.states = len(self.names) - 1, len(self.names)
-        self._seen: tuple[Batch, Capture] | None = None
+        self._captured: tuple[Batch, Capture] | None = None
         self.stack = "modules " + (patterns if isinstance(patterns, str) else ", ".join(patterns))
 
     def mask(self, batch: Batch) -> Tensor | None:
@@ -70,11 +70,11 @@ class NamedStates:
 
     def _once(self, batch: Batch) -> Capture:
         """Run a batch once, for states and mask: torch's own stacks may get their padding only inside of the model."""
-        if self._seen is None or self._seen[0] is not batch:
-            self._seen = None
+        if self._captured is None or self._captured[0] is not batch:
+            self._captured = None
             with torch.inference_mode():
-                self._seen = (batch, self.reader.once(arguments(self.model, batch)))
-        return self._seen[1]
+                self._captured = (batch, self.reader.once(arguments(self.model, batch)))
+        return self._captured[1]
 
 
 @dataclass
@@ -120,29 +120,29 @@ def measure_batches(
     _size(first, main)
     reader_of(network, modules)  # refuses a model without hidden states or without layers of these names
     reader: Any = StateReader(network, stack=stack, probe=first) if modules is None else NamedStates(network, modules)
-    mine = Gathered(np.zeros((reader.states, FINE_BINS), dtype=np.int64))
-    digest, seen, more, packed = hashlib.sha256(), 0, False, False
+    share = Gathered(np.zeros((reader.states, FINE_BINS), dtype=np.int64))
+    digest, seen, unread, packed = hashlib.sha256(), 0, False, False
     waiting: list[Callable[[], None]] = []  # a GPU gets the next batch before the host waits for this one
     for number, batch in enumerate(chain([first], batches)):
         rows = _size(batch, main)
         positions = batch.get("position_ids")  # packed rows are cut as in the loss and the monitor
         cut = None if positions is None else unmasked_documents(positions, reader.mask(batch), rows)
         packed, size = packed or cut is not None, rows if cut is None else len(cut.index)
-        more = seen + size > settings["windows"] or seen == settings["windows"]
+        unread = seen + size > settings["windows"] or seen == settings["windows"]
         if seen == settings["windows"]:
             break
         taken = min(size, settings["windows"] - seen)
         _digest(digest, batch)
         if number % world == rank:
-            waiting.append(_read(mine, reader, batch, (number, rows, taken), mask, cut, spectral=settings["spectral"]))
+            waiting.append(_read(share, reader, batch, (number, rows, taken), mask, cut, spectral=settings["spectral"]))
             if len(waiting) > 1:
                 waiting.pop(0)()
         seen += taken
         progress(seen, settings["windows"])
     for collect in waiting:
         collect()
-    everyone = processes.gather(mine, world)
-    sequences = dict(sorted((key, row) for part in everyone for key, row in part.rows.items()))
+    shares = processes.gather(share, world)
+    sequences = dict(sorted((key, row) for part in shares for key, row in part.rows.items()))
     if not sequences:
         raise ValueError(
             f"inputs must hold sequences of at least 2 tokens that count, got none among {seen}: check the masks."
@@ -151,19 +151,19 @@ def measure_batches(
     names = columns(max(lengths), spectral=settings["spectral"])
     spectral = len(SPECTRAL) if settings["spectral"] else 0
     tables = {i: one.table(reader.states, len(names), spectral) for i, one in enumerate(sequences.values())}
-    name, about = "inputs", f"{several(len(lengths), 'sequence')} of {', '.join(sorted(first))}"
+    name, text_source = "inputs", f"{several(len(lengths), 'sequence')} of {', '.join(sorted(first))}"
     if isinstance(inputs, Named):
-        name, about = inputs.name, inputs.source
+        name, text_source = inputs.name, inputs.source
     return build(
-        Tally(names, sum((part.counts for part in everyone[1:]), everyone[0].counts), tables),
-        model=identity(source, network, reader, init=init, width=max(part.width for part in everyone)),
-        text={"name": name, "source": about, "documents": len(lengths), "sha256": digest.hexdigest()},
+        Tally(names, sum((part.counts for part in shares[1:]), shares[0].counts), tables),
+        model=identity(source, network, reader, init=init, width=max(part.width for part in shares)),
+        text={"name": name, "source": text_source, "documents": len(lengths), "sha256": digest.hexdigest()},
         settings=settings | {"windows": len(lengths), "tokens": max(lengths), "inputs": sorted(first)},
         origins=[{"batch": batch, **one.place, "tokens": one.tokens} for (batch, _), one in sequences.items()],
         final_norm=reader.final_norm,
         versions=versions("decondense", "torch", "transformers", "numpy"),
         names=getattr(reader, "names", None),
-        notes=_notes(network, first, lengths, seen, more=more, packed=packed),
+        notes=_notes(network, first, lengths, seen, unread=unread, packed=packed),
     )
 
 
@@ -213,21 +213,21 @@ def checked(batch: Batch, network: nn.Module) -> Batch:
     ids = batch.get("input_ids")
     if isinstance(ids, Tensor) and ids.ndim == 1:
         raise ValueError(f"inputs must be (batch, tokens), got {tuple(ids.shape)}: give ids[None].")
-    alone = not any(isinstance(v, Tensor) and v.is_floating_point() for k, v in batch.items() if k != "input_ids")
+    only_ids = not any(isinstance(v, Tensor) and v.is_floating_point() for k, v in batch.items() if k != "input_ids")
     with contextlib.suppress(TypeError):  # a model that reads no token ids
         size = getattr(token_embedding(network), "num_embeddings", None)
-        if size is None or not isinstance(ids, Tensor) or not ids.numel() or not alone:
+        if size is None or not isinstance(ids, Tensor) or not ids.numel() or not only_ids:
             return batch
         low, high = ids.min().item(), ids.max().item()
         if ids.is_floating_point() or low < 0 or high >= size:
-            came = str(ids.dtype) if ids.is_floating_point() else f"{high if high >= size else low}"
+            got = str(ids.dtype) if ids.is_floating_point() else f"{high if high >= size else low}"
             raise ValueError(
                 f"token ids must be whole numbers from 0 to {size - 1}, the vocabulary of {type(network).__name__}, "
-                f"got {came}: take the tokenizer of this model."
+                f"got {got}: take the tokenizer of this model."
             )
-        places = batch.get("position_ids")
-        longest = int(places.max()) + 1 if isinstance(places, Tensor) else ids.shape[-1]
-        limit = _positions(network, given=isinstance(places, Tensor))
+        positions = batch.get("position_ids")
+        longest = int(positions.max()) + 1 if isinstance(positions, Tensor) else ids.shape[-1]
+        limit = _positions(network, given=isinstance(positions, Tensor))
         if longest > limit:
             raise ValueError(
                 f"inputs must have at most {limit} tokens, the positions of {type(network).__name__}, got {longest}: "
@@ -260,13 +260,13 @@ def _read(
 
     def visit(at: int, z: Tensor) -> None:
         if len(z) != rows or (counts is not None and counts.shape != z.shape[:2]):
-            came, remedy = f"{tuple(z.shape)}", ""
+            got, remedy = f"{tuple(z.shape)}", ""
             if counts is not None:
-                came += f" and a mask of {tuple(counts.shape)}"
+                got += f" and a mask of {tuple(counts.shape)}"
                 remedy = ": if the model shortens its sequences, leave the mask out and give sequences of one length"
             raise ValueError(
                 f"state {at} of a batch of {several(rows, 'sequence')} must be (sequences, tokens, width) and its mask "
-                f"(sequences, tokens), got {came}{remedy}."
+                f"(sequences, tokens), got {got}{remedy}."
             )
         into.width = max(into.width, z.shape[2])
         parts = [(range(min(rows, most)), z[:most])]
@@ -296,12 +296,12 @@ def _read(
 
 
 def _chosen(mask: Mask, batch: Batch) -> Tensor:
-    came: Any = mask(batch)
+    value: Any = mask(batch)
     try:
-        return torch.as_tensor(came)
+        return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"mask must return (batch, tokens), true where a token counts, got {shape_or_type(came)}: it is given a "
+            f"mask must return (batch, tokens), true where a token counts, got {shape_or_type(value)}: it is given a "
             "batch as a mapping of the model's arguments."
         ) from error
 
@@ -317,11 +317,11 @@ def _places(counts: Tensor | None, cut: Documents | None, most: int) -> list[tup
     return trimmed(torch.arange(counts.numel(), device=counts.device).view(counts.shape)[:most], counts[:most])
 
 
-def _notes(network: nn.Module, batch: Batch, lengths: list[int], seen: int, *, more: bool, packed: bool) -> list[str]:
+def _notes(network: nn.Module, batch: Batch, lengths: list[int], seen: int, *, unread: bool, packed: bool) -> list[str]:
     notes, low, high = [], min(lengths), max(lengths)
     if packed:
         notes.append("packed rows are cut into documents where position ids restart: each is a sequence.")
-    if more:
+    if unread:
         notes.append(f"these are the first {several(seen, 'sequence')} of the inputs: windows=… says how many.")
     if seen > len(lengths):
         left = several(seen - len(lengths), "sequence")

@@ -66,9 +66,9 @@ class Comparison:
             alike = [s for s in self.results if (s.label, s.text) == (r.label, r.text)]
             names = told_apart([s.record.model.name for s in alike])
             facts = [_facts(s) | {"name": name} for s, name in zip(alike, names)]
-            mine = next(f for s, f in zip(alike, facts) if s is r)
-            different = [key for key in mine if len({str(f.get(key)) for f in facts}) > 1]
-            labels.append(r.label + (f" ({', '.join(mine[key] for key in different)})" if different else ""))
+            own_facts = next(f for s, f in zip(alike, facts) if s is r)
+            different = [key for key in own_facts if len({str(f.get(key)) for f in facts}) > 1]
+            labels.append(r.label + (f" ({', '.join(own_facts[key] for key in different)})" if different else ""))
         return labels
 
     @property
@@ -95,8 +95,8 @@ class Comparison:
                 "comparable: measure all with the same --last."
             )
         texts = {r.record.text.sha256: r.text for r in self.results}
-        each = [[r] for r in self.results] if self.axis == "order" else self._models
-        if self.axis != "text" and len({frozenset(r.record.text.sha256 for r in own) for own in each}) > 1:
+        groups = [[r] for r in self.results] if self.axis == "order" else self._models
+        if self.axis != "text" and len({frozenset(r.record.text.sha256 for r in own) for own in groups}) > 1:
             notes.append(
                 f"the results are of {len(texts)} different texts ({', '.join(sorted(set(texts.values())))}): a "
                 "difference may come from the texts."
@@ -111,11 +111,11 @@ class Comparison:
         """One line: the level and the trend over depth, and whether they change with size (or along the row).
         Trends of models of different depth are not compared (see ``notes``)."""
         rows = {"size": ("size", "sizes"), "checkpoint": ("checkpoint order", "checkpoints")}
-        what, of = rows.get(self.axis, ("", "results"))
+        axis, plural = rows.get(self.axis, ("", "results"))
         models, mean = self._models, lambda some: float(np.mean(some))
-        places = [own[0].record.model.parameters if what == "size" else i for i, own in enumerate(models)]
-        if self.paired or not what or len(set(places)) < 3:
-            models, places, of = [[r] for r in self.results], [], "results"
+        places = [own[0].record.model.parameters if axis == "size" else i for i, own in enumerate(models)]
+        if self.paired or not axis or len(set(places)) < 3:
+            models, places, plural = [[r] for r in self.results], [], "results"
         values = [("mean cosine", 3, [mean([r.blocks for r in own]) for own in models])]
         if len({r.layers for r in self.results}) == 1:
             values.append(("Spearman over depth", 2, [mean([r.spearman for r in own]) for own in models]))
@@ -123,9 +123,9 @@ class Comparison:
             higher = [f"the higher {name} in {int(np.sum(np.diff(v)[::2] > 0))}" for name, _, v in values]
             higher[0] += f" of {len(models) // 2} pairs"
             return f"the second of the pair has {', '.join(higher)}"
-        sentences = [_range(name, each, digits) + _change(places, each, what) for name, digits, each in values]
+        sentences = [_range(name, means, digits) + _change(places, means, axis) for name, digits, means in values]
         averaged = ", each the mean of its results" if any(len(own) > 1 for own in models) else ""
-        return f"over {len(set(places)) or len(models)} {of}{averaged}: {'; '.join(sentences)}"
+        return f"over {len(set(places)) or len(models)} {plural}{averaged}: {'; '.join(sentences)}"
 
     @cached_property
     def difference(self) -> records.Shift | None:
@@ -141,11 +141,11 @@ class Comparison:
             for a, b in zip(*levels)
         )
         values = [span(one.value, one.low, one.high, 3, sign=True) for one in (level, last)]
-        words = f"the second minus the first: mean cosine of the blocks {values[0]}, of the last states {values[1]}"
+        sentence = f"the second minus the first: mean cosine of the blocks {values[0]}, of the last states {values[1]}"
         if level.low is not None:
-            how = "the same in both and resampled in pairs" if same else "not the same in both"
-            words += f" (95 % intervals over windows, {how})"
-        return records.Shift(sentence=words, same_windows=same, mean_cosine=level, last=last)
+            pairing = "the same in both and resampled in pairs" if same else "not the same in both"
+            sentence += f" (95 % intervals over windows, {pairing})"
+        return records.Shift(sentence=sentence, same_windows=same, mean_cosine=level, last=last)
 
     @property
     def _models(self) -> list[list[Condensation]]:
@@ -217,11 +217,11 @@ def compare(
         name, extra = job
         if started is not None:
             started(str(name), number, len(jobs))
-        asked = options | extra
-        text = asked.get("text")
+        measure_options = options | extra
+        text = measure_options.get("text")
         if isinstance(text, Iterator) or (isinstance(text, str) and text == "-"):
-            asked["text"] = opened(text)
-        results.append(measure(name, **asked))
+            measure_options["text"] = opened(text)
+        results.append(measure(name, **measure_options))
         if finished is not None:
             finished(results[-1])
     return Comparison(results, _axis(results, paired), paired)
@@ -232,16 +232,16 @@ def plan(items: Item | Sequence[Item], texts: Any, revisions: Any, paired: bool,
     from .run import check, measure
 
     check_flags(paired=paired)
-    both = [*signature(compare).parameters.values(), *signature(measure).parameters.values()]
-    known = [one.name for one in both if one.kind is one.KEYWORD_ONLY]
+    params = [*signature(compare).parameters.values(), *signature(measure).parameters.values()]
+    option_names = [one.name for one in params if one.kind is one.KEYWORD_ONLY]
     for name in options:
-        if name not in known:
-            raise TypeError(f"{name!r} is not an option of compare or measure{perhaps(name, known)}")
-    given, texts, revisions = map(_as_list, (items, texts, revisions))
+        if name not in option_names:
+            raise TypeError(f"{name!r} is not an option of compare or measure{perhaps(name, option_names)}")
+    item_list, texts, revisions = map(_as_list, (items, texts, revisions))
     variants: list[dict[str, Any]] = [{"revision": r} for r in revisions] if revisions else [{}]
     variants = [v | {"text": t} for v in variants for t in texts] if texts else variants
     jobs: list[Any] = []
-    for item in given:
+    for item in item_list:
         saved = item if isinstance(item, Condensation) else _saved(item)
         jobs += [(item, v) for v in variants] if saved is None else [saved]
     if paired and len(jobs) % 2:
@@ -249,10 +249,10 @@ def plan(items: Item | Sequence[Item], texts: Any, revisions: Any, paired: bool,
     if len(jobs) < 2:
         raise ValueError("compare needs at least two results: give more models, texts or revisions.")
     to_measure = [job for job in jobs if not isinstance(job, Condensation)]
-    asked, default = options | {"texts": texts, "revisions": revisions}, {one.name: one.default for one in both}
-    idle = [name for name, value in asked.items() if value != default[name] and not callable(value)]
-    if idle and not to_measure:
-        raise ValueError(f"{idle[0]!r} is for measuring, but all {len(jobs)} items are saved results: leave it out.")
+    chosen, default = options | {"texts": texts, "revisions": revisions}, {one.name: one.default for one in params}
+    unused = [name for name, value in chosen.items() if value != default[name] and not callable(value)]
+    if unused and not to_measure:
+        raise ValueError(f"{unused[0]!r} is for measuring, but all {len(jobs)} items are saved results: leave it out.")
     for name, extra in to_measure:
         check(name, **(options | extra))
     return jobs
@@ -298,20 +298,20 @@ def _apart(a: records.Interval, b: records.Interval) -> records.Interval:
 
 
 def _range(name: str, values: Sequence[float], digits: int) -> str:
-    known = [value for value in values if math.isfinite(value)]
-    if not known:
+    defined = [value for value in values if math.isfinite(value)]
+    if not defined:
         return f"{name} undefined"
-    some = f" (undefined in {len(values) - len(known)})" if len(known) < len(values) else ""
-    return f"{name} from {span(min(known), digits=digits)} to {span(max(known), digits=digits)}{some}"
+    undefined_note = f" (undefined in {len(values) - len(defined)})" if len(defined) < len(values) else ""
+    return f"{name} from {span(min(defined), digits=digits)} to {span(max(defined), digits=digits)}{undefined_note}"
 
 
-def _change(places: Sequence[float], values: Sequence[float], what: str) -> str:
+def _change(places: Sequence[float], values: Sequence[float], axis: str) -> str:
     """Say how the defined values change along their places; "" where no value is defined."""
-    known = [(place, value) for place, value in zip(places, values) if math.isfinite(value)]
-    if not known:
+    defined = [(place, value) for place, value in zip(places, values) if math.isfinite(value)]
+    if not defined:
         return ""
-    rho = rank_correlation(*zip(*known))
-    return f", which does not change with {what}" if math.isnan(rho) else f", rank correlation with {what} {span(rho)}"
+    rho = rank_correlation(*zip(*defined))
+    return f", which does not change with {axis}" if math.isnan(rho) else f", rank correlation with {axis} {span(rho)}"
 
 
 def _axis(results: list[Condensation], paired: bool) -> str:

@@ -38,7 +38,7 @@ class Sent(NamedTuple):
     statistics: WindowStatistics
     peaks: Tensor
     spectra: Tensor | None
-    come: torch.cuda.Event | None
+    arrived: torch.cuda.Event | None
 
 
 class Later:
@@ -46,10 +46,10 @@ class Later:
 
     def __init__(self, *, spectral: bool) -> None:
         self.spectral = spectral
-        self.beside: Tensor | None = None  # (room, windows, tokens, width)
+        self.stack: Tensor | None = None  # (room, windows, tokens, width)
         self.states: list[tuple[Any, str, torch.dtype]] = []
         self.sent: list[Sent] = []
-        self.known: list[tuple[list[Any], WindowStatistics]] = []
+        self.computed: list[tuple[list[Any], WindowStatistics]] = []
 
     def add(self, key: Any, z: Tensor, where: str, *, matrix: Tensor | None = None) -> None:
         """Add a state z (windows, tokens, width). ``results`` names it by ``key``, errors by ``where``. On a GPU it is
@@ -57,24 +57,24 @@ class Later:
         its statistics are computed at once."""
         if matrix is not None or not can_wait(z):
             scalars, counts = state_statistics(z, where, spectral=self.spectral, matrix=matrix)
-            self.known.append(([key], WindowStatistics(scalars[None], counts[None])))
+            self.computed.append(([key], WindowStatistics(scalars[None], counts[None])))
             return
-        if self.beside is not None:
-            same = (z.shape, z.device, _precision(z)) == (self.beside.shape[1:], self.beside.device, self.beside.dtype)
-            if len(self.states) == len(self.beside) or not same:
+        if self.stack is not None:
+            same = (z.shape, z.device, _precision(z)) == (self.stack.shape[1:], self.stack.device, self.stack.dtype)
+            if len(self.states) == len(self.stack) or not same:
                 self.launch()
-        if self.beside is None:
-            self.beside = z.new_empty(_room(z), *z.shape, dtype=_precision(z))
-        self.beside[len(self.states)].copy_(z)
+        if self.stack is None:
+            self.stack = z.new_empty(_room(z), *z.shape, dtype=_precision(z))
+        self.stack[len(self.states)].copy_(z)
         self.states.append((key, where, z.dtype))
 
     @torch.inference_mode()
     def launch(self) -> None:
         """Launch the statistics of all states that were added since the last launch."""
-        if self.beside is None:
+        if self.stack is None:
             return
-        z, states = self.beside[: len(self.states)], self.states
-        self.beside, self.states = None, []
+        z, states = self.stack[: len(self.states)], self.states
+        self.stack, self.states = None, []
         highest = peaks(z)
         statistics = WindowStatistics(*map(sent, on_device(z.flatten(0, 1), states=len(z))))
         spectra = None
@@ -88,10 +88,10 @@ class Later:
     def results(self) -> Iterator[tuple[list[Any], WindowStatistics]]:
         """Yield (keys, statistics) of several states at a time: scalars (states, windows, columns), counts (states,
         bins)."""
-        yield from self.known
+        yield from self.computed
         for part in self.sent:
-            if part.come is not None:
-                part.come.synchronize()
+            if part.arrived is not None:
+                part.arrived.synchronize()
             for (_, where, dtype), peak in zip(part.states, part.peaks.tolist()):
                 check_peak(where, peak, dtype)
             scalars = part.statistics.scalars.unflatten(0, (len(part.states), -1))

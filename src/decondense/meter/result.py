@@ -56,8 +56,8 @@ class Condensation(Geometry):
         return list(self.record.notes)
 
     def __repr__(self) -> str:
-        much = several(self.record.windows_done, "sequence" if "inputs" in self.record.settings else "window")
-        return f"Condensation({self.label}, {self.text}, {much}; {self.verdict})"
+        size = several(self.record.windows_done, "sequence" if "inputs" in self.record.settings else "window")
+        return f"Condensation({self.label}, {self.text}, {size}; {self.verdict})"
 
     def to_json(self) -> str:
         """The content of ``result.json``. The same numbers give the same bytes: no times, floats in their shortest
@@ -96,11 +96,11 @@ def build(
     """Make the record out of a tally. ``names``: of the modules whose outputs the states are, if they were named; then
     state 0 is no embedding layer. A statistic that a short window lacks is averaged over the other windows."""
     layers = int(model["layers"])
-    known = min(len(tally.counts), layers + 2 if final_norm is not None else layers + 1)
+    state_count = min(len(tally.counts), layers + 2 if final_norm is not None else layers + 1)
     done = tally.windows
     means = {name: _mean(tally.column(name)) for name in tally.columns}
-    table = tally.column("mean_cosine")[:, :known]
-    drawn = {"samples": settings["bootstrap"], "seed": settings["seed"], "last": settings["last"]}
+    table = tally.column("mean_cosine")[:, :state_count]
+    bootstrap_options = {"samples": settings["bootstrap"], "seed": settings["seed"], "last": settings["last"]}
     by_states = curves(table, layers, first=1 if names is None else 0)
     record: dict[str, Any] = {
         "schema": Measurement.reads[0],
@@ -113,24 +113,24 @@ def build(
         "final_norm": final_norm,
         "verdict": "",
         "notes": [*notes, *_notes(means, model, final_norm), *_cautions(len(done), settings, layers + 1)],
-        "trend": {states: bootstrap_trend(curve, **drawn) for states, curve in by_states.items()},
-        "states": [_state(i, layers, final_norm, means, tally.counts[i], names) for i in range(known)],
-        "histogram": _histogram(tally.counts[:known].reshape(known, BINS, -1).sum(-1)),
+        "trend": {states: bootstrap_trend(curve, **bootstrap_options) for states, curve in by_states.items()},
+        "states": [_state(i, layers, final_norm, means, tally.counts[i], names) for i in range(state_count)],
+        "histogram": _histogram(tally.counts[:state_count].reshape(state_count, BINS, -1).sum(-1)),
         "per_window": {"window": done, "mean_cosine": table.tolist()},
         "windows": [{"window": w, **origins[w]} for w in done],
     }
     if tally.matrices is not None:
-        released = [_released_counts(total / len(done)) for total in tally.matrices[:known]]
+        released = [_released_counts(total / len(done)) for total in tally.matrices[:state_count]]
         record["released_histogram"] = _histogram(np.stack(released))
-    made = Condensation(record)
-    made.record.verdict = made.verdict
-    return made
+    result = Condensation(record)
+    result.record.verdict = result.verdict
+    return result
 
 
 def _mean(table: np.ndarray) -> np.ndarray:
     """table (windows, states) → (states,), the mean over the windows that have a number."""
-    known = ~np.isnan(table)
-    return np.where(known, table, 0).sum(0) / np.where(known.any(0), known.sum(0), np.nan)
+    defined = ~np.isnan(table)
+    return np.where(defined, table, 0).sum(0) / np.where(defined.any(0), defined.sum(0), np.nan)
 
 
 def _state(

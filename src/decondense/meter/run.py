@@ -117,8 +117,8 @@ def measure(
         other = not isinstance(text, str) or text != TEXT
         given = {"text": other, "tokens": tokens != TOKENS, "released": released, "partial": partial is not None}
         given |= {"data": data is not None, "column": column is not None}
-        for name, there in given.items():
-            if there:
+        for name, is_given in given.items():
+            if is_given:
                 raise ValueError(
                     f"{name} has no meaning beside inputs, which take the place of a text: leave out {name} or inputs."
                 )
@@ -149,8 +149,8 @@ def measure(
     about_text: dict[str, Any] = {key: getattr(opened, key) for key in ("name", "source", "sha256")}
     about_text |= {"documents": len(opened.documents), "characters": len(opened.joined)}
     if batch is None:
-        where = next(network.parameters()).device.type
-        batch = windows_at_once(where, windows=windows, tokens=tokens, world=world)
+        device_type = next(network.parameters()).device.type
+        batch = windows_at_once(device_type, windows=windows, tokens=tokens, world=world)
         batch = min(processes.gather(batch, world))  # all processes must cut the same groups, with or without a GPU
     settings = {
         "windows": windows, "tokens": tokens, "seed": seed, "batch": batch, "spectral": spectral, "released": released,
@@ -159,9 +159,9 @@ def measure(
     with evaluating(network):
         reader = StateReader(network, stack=stack)
         about_model = identity(source, network, reader, init=init, width=reader.width)
-        same = {name: value for name, value in about_model.items() if name != "name"}  # the model may have moved
-        asked = {name: value for name, value in settings.items() if name != "batch"}  # another device may be used
-        key = hashlib.sha256(json.dumps([same, opened.sha256, asked]).encode()).hexdigest()
+        same_model = {name: value for name, value in about_model.items() if name != "name"}  # the model may have moved
+        keyed = {name: value for name, value in settings.items() if name != "batch"}  # another device may be used
+        key = hashlib.sha256(json.dumps([same_model, opened.sha256, keyed]).encode()).hexdigest()
         finish = functools.partial(
             build, model=about_model, text=about_text, settings=settings, origins=drawn.origins, notes=notes,
             final_norm=reader.final_norm, versions=versions("decondense", "torch", "transformers", "numpy"),
@@ -170,15 +170,15 @@ def measure(
         seen = {window for part in parts.values() for window in part.rows}
         tally = parts.get(rank, _empty(reader, settings))
         # Tallies of ranks that this run no longer has: merged at the end only, never saved into another rank's file.
-        left = [part for number, part in parts.items() if number >= world and rank == 0]
+        orphaned = [part for number, part in parts.items() if number >= world and rank == 0]
         groups = [[w for w in range(i, min(i + batch, windows)) if w not in seen] for i in range(0, windows, batch)]
-        mine = [group for group in groups[rank::world] if group]
-        done, total = len(seen), len(seen) + sum(map(len, mine))
+        own_groups = [group for group in groups[rank::world] if group]
+        done, total = len(seen), len(seen) + sum(map(len, own_groups))
         store = None if partial is None else Path(partial) / f"partial-{rank}.npz"
         interval, saved = float(os.environ.get("DECONDENSE_CHECKPOINT_SECONDS", "20")), time.monotonic()
         try:
             progress(done, total)
-            for group, of_batch in _tallies(reader, torch.from_numpy(drawn.ids), mine, settings, stage):
+            for group, of_batch in _tallies(reader, torch.from_numpy(drawn.ids), own_groups, settings, stage):
                 tally.merge(of_batch)  # a batch counts only once all of its states have been seen
                 done += len(group)
                 progress(done, total)
@@ -189,11 +189,11 @@ def measure(
             if store is not None and tally.rows:
                 tally.save(store, key)
             others = [part for number, part in parts.items() if number != rank]  # as they were saved
-            known = functools.reduce(Tally.merge, others, tally)
-            raise Interrupted(finish(known) if known.rows else None) from None
+            merged = functools.reduce(Tally.merge, others, tally)
+            raise Interrupted(finish(merged) if merged.rows else None) from None
         stage("computing the intervals")
         return finish(
-            functools.reduce(Tally.merge, processes.gather(functools.reduce(Tally.merge, left, tally), world))
+            functools.reduce(Tally.merge, processes.gather(functools.reduce(Tally.merge, orphaned, tally), world))
         )
 
 
@@ -241,10 +241,10 @@ def _open_model(
         token_embedding(unwrapped(model))  # without token ids, asking for a tokenizer would be no help
     pair = model if isinstance(model, (tuple, list)) else ()
     if len(pair) != 2 or not isinstance(pair[0], torch.nn.Module):
-        what = ", ".join(type(one).__name__ for one in pair)
-        what = f"({what})" if len(pair) == 2 else f"{len(pair)} items" if pair else type(model).__name__
+        got = ", ".join(type(one).__name__ for one in pair)
+        got = f"({got})" if len(pair) == 2 else f"{len(pair)} items" if pair else type(model).__name__
         raise TypeError(
-            f"model must be a name, a path or a pair (model, tokenizer), got {what}: call measure((model, tokenizer)), "
+            f"model must be a name, a path or a pair (model, tokenizer), got {got}: call measure((model, tokenizer)), "
             "or measure(model, inputs=…) with batches of what it reads."
         )
     for name, value in {"revision": revision, **loading}.items():
@@ -324,15 +324,15 @@ def _resume(folder: AnyPath | None, key: str) -> dict[int, Tally]:
     if folder is None:
         raise ValueError("resume needs the folder of the partial measurement, got none: give it as partial=….")
     parts: dict[int, Tally] = {}
-    held: dict[int, str] = {}
+    file_of_window: dict[int, str] = {}
     for path in sorted(Path(folder).glob("partial-*.npz")):
-        if not (named := re.fullmatch(r"partial-(0|[1-9][0-9]*)\.npz", path.name)):
+        if not (match := re.fullmatch(r"partial-(0|[1-9][0-9]*)\.npz", path.name)):
             raise ValueError(f"{path} is no partial measurement: delete it and start again.")
-        parts[int(named[1])] = part = Tally.open(path, key)
-        if twice := held.keys() & part.rows.keys():
+        parts[int(match[1])] = part = Tally.open(path, key)
+        if duplicates := file_of_window.keys() & part.rows.keys():
             raise ValueError(
-                f"each window must be in only one partial measurement, but window {min(twice)} is in "
-                f"{held[min(twice)]} and in {path.name}: delete one of these files, and resume."
+                f"each window must be in only one partial measurement, but window {min(duplicates)} is in "
+                f"{file_of_window[min(duplicates)]} and in {path.name}: delete one of these files, and resume."
             )
-        held |= dict.fromkeys(part.rows, path.name)
+        file_of_window |= dict.fromkeys(part.rows, path.name)
     return parts

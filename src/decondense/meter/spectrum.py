@@ -77,8 +77,8 @@ def of_moments(moments: SecondMoments) -> torch.Tensor:
     power = _trace(gram)
     squared = _eigenvalues(gram)
     # Repeated tokens make exact zeros, which rounding turns into ±1e-16 σ₁²; their roots would count.
-    least = gram.shape[-1] * torch.finfo(torch.float64).eps * squared[..., -1:]
-    squared = torch.where(squared > least, squared, 0.0)
+    threshold = gram.shape[-1] * torch.finfo(torch.float64).eps * squared[..., -1:]
+    squared = torch.where(squared > threshold, squared, 0.0)
     singular = squared.sqrt()
     p = singular / singular.sum(-1, keepdim=True)
     rank = torch.exp(-torch.special.xlogy(p, p).sum(-1))
@@ -109,9 +109,9 @@ def _trace(gram: torch.Tensor) -> torch.Tensor:
 def _slope(squared: torch.Tensor) -> torch.Tensor:
     """``squared`` (…, ranks), descending, → α (…); NaN where fewer than two ranks from 3 to 100 are above zero."""
     tail = squared[..., 2:100]
-    some = tail > 0
-    count = some.sum(-1, keepdim=True)
+    positive = tail > 0
+    count = positive.sum(-1, keepdim=True)
     x = torch.arange(3, 3 + tail.shape[-1], dtype=squared.dtype, device=squared.device).log().expand_as(tail)
-    x = torch.where(some, x - torch.where(some, x, 0.0).sum(-1, keepdim=True) / count, 0.0)
-    y = torch.where(some, tail, 1.0).log()
+    x = torch.where(positive, x - torch.where(positive, x, 0.0).sum(-1, keepdim=True) / count, 0.0)
+    y = torch.where(positive, tail, 1.0).log()
     return torch.where(count[..., 0] > 1, -(x * y).sum(-1) / x.square().sum(-1), math.nan)

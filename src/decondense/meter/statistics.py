@@ -93,9 +93,9 @@ def check_peak(where: str, peak: float, dtype: torch.dtype) -> None:
     if not math.isfinite(peak):
         raise not_finite(where, dtype)
     limit = _limit(dtype)
-    way = f"at most {limit:.3g}" if peak > 1 else f"at least {1 / limit:.3g}"
+    bound = f"at most {limit:.3g}" if peak > 1 else f"at least {1 / limit:.3g}"
     raise ValueError(
-        f"{where} must have a largest entry of {way} for its squares to be numbers, got {peak:.3g}: look at the "
+        f"{where} must have a largest entry of {bound} for its squares to be numbers, got {peak:.3g}: look at the "
         "weights, or measure with dtype float64."
     )
 
@@ -235,10 +235,10 @@ def _pairs(u: torch.Tensor, matrix: torch.Tensor | None) -> tuple[torch.Tensor, 
     counts = torch.zeros(FINE_BINS, dtype=torch.int64, device=u.device)
     squares = torch.zeros(windows, dtype=torch.float64, device=u.device)
     by_distance = torch.zeros(windows, n, dtype=torch.float64, device=u.device)
-    reused = u.new_empty(windows * (block * n + block))
+    buffer = u.new_empty(windows * (block * n + block))
     for a in range(0, n, block):
         r, m = min(block, n - a), n - a
-        memory = reused[: windows * (r * m + r)].view(windows, r * m + r)
+        memory = buffer[: windows * (r * m + r)].view(windows, r * m + r)
         memory[:, r * m :] = 0
         flat = memory[:, : r * m]
         tile = flat.unflatten(1, (r, m))
@@ -263,8 +263,8 @@ def _fused_pairs(u: torch.Tensor, states: int = 1) -> tuple[torch.Tensor, torch.
     """``_pairs_of_states`` by the fused kernel, which keeps no tile in memory."""
     from ..kernels.cosines import cosines
 
-    found = cosines(u, bins=FINE_BINS)
-    return found.counts.unflatten(0, (states, -1)).sum(1), found.squares, found.apart
+    pairs = cosines(u, bins=FINE_BINS)
+    return pairs.counts.unflatten(0, (states, -1)).sum(1), pairs.squares, pairs.apart
 
 
 def _bin_(cosines: torch.Tensor) -> torch.Tensor:

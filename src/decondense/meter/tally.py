@@ -47,8 +47,8 @@ class Tally:
 
     def column(self, name: str) -> np.ndarray:
         """Return one statistic as (windows, states), windows in order."""
-        at = self.columns.index(name)
-        return np.stack([self.rows[w][:, at] for w in self.windows])
+        index = self.columns.index(name)
+        return np.stack([self.rows[w][:, index] for w in self.windows])
 
     def save(self, path: Path, key: str) -> None:
         """Write the tally to a file; ``key`` identifies the measurement it belongs to."""
@@ -69,10 +69,10 @@ class Tally:
         try:
             with np.load(path, allow_pickle=False) as stored:
                 arrays = dict(stored)
-            belongs = str(arrays["key"])
+            stored_key = str(arrays["key"])
         except (OSError, ValueError, EOFError, KeyError, BadZipFile) as error:
             raise ValueError(f"{path} is no partial measurement: delete it and start again.") from error
-        if belongs != key:
+        if stored_key != key:
             raise ValueError(
                 f"{path} belongs to another measurement (model, text, windows, tokens, seed or views differ): "
                 "repeat the first command, or choose another output folder."

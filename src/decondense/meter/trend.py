@@ -64,8 +64,8 @@ def rank_correlation(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.nd
     """Return Spearman's ρ of two rows of numbers; ties share their mean rank; NaN where one row is constant."""
     rows = (np.asarray(x, np.float64), np.asarray(y, np.float64))
     a, b = (_order(row[:, None], row).sum(1) for row in rows)
-    both = np.sqrt((a @ a) * (b @ b))  # a, b: twice the rank minus the mean rank, as above
-    return float(a @ b / both) if both > 0 else math.nan
+    norm = np.sqrt((a @ a) * (b @ b))  # a, b: twice the rank minus the mean rank, as above
+    return float(a @ b / norm) if norm > 0 else math.nan
 
 
 def bootstrap_trend(table: np.ndarray, *, samples: int = 2000, seed: int = 0, last: int = 3) -> dict[str, Estimate]:
