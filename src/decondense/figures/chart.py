@@ -163,12 +163,12 @@ def dots(
 ) -> list[Series]:  # fmt: skip
     """Show the values at every `x` as small open dots and, if there are several, their mean with Student's interval as
     a square, which may be `hollow`; `across`: values along the x axis, places along the y axis."""
-    known = [[v for v in some if v is not None and math.isfinite(v)] for some in values]
-    means = [float(np.mean(some)) if some else math.nan for some in known]
-    singles = [(place, v) for place, some in zip(x, known) for v in some]
-    several = [(place, *map(float, student(some, level))) for place, some in zip(x, known) if len(some) > 1]
-    low, high = ([mean + sign * half for _, mean, half in several] for sign in (-1, 1))
-    at, mean = ([row[i] for row in several] for i in (0, 1))
+    finite = [[v for v in group if v is not None and math.isfinite(v)] for group in values]
+    means = [float(np.mean(group)) if group else math.nan for group in finite]
+    singles = [(place, v) for place, group in zip(x, finite) for v in group]
+    means_with_half = [(place, *map(float, student(group, level))) for place, group in zip(x, finite) if len(group) > 1]
+    low, high = ([mean + sign * half for _, mean, half in means_with_half] for sign in (-1, 1))
+    at, mean = ([row[i] for row in means_with_half] for i in (0, 1))
     places, y = ([row[i] for row in singles] for i in (0, 1))
     series = [Series(list(x), means, name, colour, dash="solid", width=1.7)] if joined else []
     square = Series(at, mean, colour=colour, symbol="square", size=8, low=low, high=high, across=across, hollow=hollow)
@@ -185,7 +185,7 @@ def with_intervals(
 ) -> Series:  # fmt: skip
     """Show values with their intervals: rows hold `value`, `value`_low and `value`_high; `text` names each point."""
     ends = [(row[value], row.get(f"{value}_low"), row.get(f"{value}_high")) for row in rows]
-    words = [f"{what}\n{span(*three)}" for what, three in zip(text, ends)]
+    point_texts = [f"{what}\n{span(*three)}" for what, three in zip(text, ends)]
     style = look(number) if joined else look(number) | {"dash": None}
     values, low, high = ([three[i] for three in ends] for i in range(3))
-    return Series(x, values, **style, size=9, low=low, high=high, of=words, hover="{of}", **more)
+    return Series(x, values, **style, size=9, low=low, high=high, of=point_texts, hover="{of}", **more)

@@ -52,21 +52,21 @@ def draw(
     charts = [chart for strip in strips for row in strip.rows for chart in row]
     if title is not None and len(charts) == 1:
         charts[0].title = title
-    whole = _figure(strips) if ax is None else _onto(ax, charts)
+    figure = _figure(strips) if ax is None else _onto(ax, charts)
     if title is not None and len(charts) > 1:
-        whole.suptitle(title, fontsize=10)
+        figure.suptitle(title, fontsize=10)
     if path is None:
-        return whole if ax is None else ax
+        return figure if ax is None else ax
     target = file_in(path, name)
     if rows is not None:
         write_csv(target.with_suffix(".csv"), rows)
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {"Software": None})
-    whole.set_dpi(DPI)
+    figure.set_dpi(DPI)
     with atomic(target) as temporary, _mpl().rc_context({"svg.hashsalt": "decondense"}):  # random ids otherwise
         if kind in VECTORS:
-            whole.savefig(temporary, format=kind, metadata=metadata)
+            figure.savefig(temporary, format=kind, metadata=metadata)
         else:
-            whole.canvas.print_png(temporary, metadata=metadata)  # savefig would draw twice
+            figure.canvas.print_png(temporary, metadata=metadata)  # savefig would draw twice
     return target
 
 
@@ -81,15 +81,15 @@ def _mpl() -> Any:
 
 def _figure(strips: Sequence[Strip]) -> Any:
     heights = [strip.size[1] for strip in strips]
-    whole = _mpl().figure.Figure(figsize=(max(strip.size[0] for strip in strips), sum(heights)), layout="constrained")
-    _mpl().backends.backend_agg.FigureCanvasAgg(whole)
-    parts: Any = [whole] if len(strips) == 1 else whole.subfigures(len(strips), 1, height_ratios=heights)
+    figure = _mpl().figure.Figure(figsize=(max(strip.size[0] for strip in strips), sum(heights)), layout="constrained")
+    _mpl().backends.backend_agg.FigureCanvasAgg(figure)
+    parts: Any = [figure] if len(strips) == 1 else figure.subfigures(len(strips), 1, height_ratios=heights)
     for part, strip in zip(parts, strips):
         grid = part.subplots(
             len(strip.rows), max(map(len, strip.rows)), sharex=strip.shared, sharey=strip.shared, squeeze=False
         )
         _strip(part, strip, grid)
-    return whole
+    return figure
 
 
 def _onto(ax: Any, charts: list[Chart]) -> Any:
@@ -157,13 +157,13 @@ def _chart(axis: Any, chart: Chart, size: int) -> None:
     if not heat:
         axis.spines[["top", "right"]].set_visible(False)
     if chart.legend and axis.get_legend_handles_labels()[0]:
-        where: dict[str, Any] = {"loc": chart.legend}
+        placement: dict[str, Any] = {"loc": chart.legend}
         if chart.legend == "beside":
-            where = {"loc": "upper left", "bbox_to_anchor": (1.01, 1)}
+            placement = {"loc": "upper left", "bbox_to_anchor": (1.01, 1)}
         elif heat and chart.rules:  # do not hide the one state right of the line
             left, right = axis.get_xlim()[0], chart.rules[0].at
-            where |= {"bbox_to_anchor": (left, 0, right - left, 1), "bbox_transform": axis.get_xaxis_transform()}
-        axis.legend(fontsize=size - 1, framealpha=0.9, **where)
+            placement |= {"bbox_to_anchor": (left, 0, right - left, 1), "bbox_transform": axis.get_xaxis_transform()}
+        axis.legend(fontsize=size - 1, framealpha=0.9, **placement)
 
 
 def _axis(axis: Any, side: str, described: Axis, size: int) -> None:
@@ -194,14 +194,14 @@ def _turn(axis: Any, ticks: Sequence[tuple[float, str]]) -> None:
     """Slant the labels below an axis if they do not fit side by side, turn them vertical if they do not fit slanted,
     and leave some out if they do not fit vertically either."""
     inches = axis.get_xaxis_transform().transform([(place, 0) for place, _ in ticks])[:, 0] / axis.figure.dpi
-    at, places, labels = zip(*sorted((x, *tick) for x, tick in zip(inches, ticks)))
-    wide = [max(map(len, label.splitlines() or [""])) / LETTERS for label in labels]
-    gaps = np.diff(at)
-    over = any(here + there > 2 * gap for here, there, gap in zip(wide, wide[1:], gaps))
-    if not over and len(wide) * max(wide) <= axis.get_window_extent().width / axis.figure.dpi:
+    inches_sorted, places, labels = zip(*sorted((x, *tick) for x, tick in zip(inches, ticks)))
+    widths = [max(map(len, label.splitlines() or [""])) / LETTERS for label in labels]
+    gaps = np.diff(inches_sorted)
+    overlap = any(here + there > 2 * gap for here, there, gap in zip(widths, widths[1:], gaps))
+    if not overlap and len(widths) * max(widths) <= axis.get_window_extent().width / axis.figure.dpi:
         return
     last, shown = -math.inf, []
-    for x, label in zip(at, labels):
+    for x, label in zip(inches_sorted, labels):
         shown.append(label if x - last > LINE else "")
         last = x if shown[-1] else last
     slanted = min(gaps, default=math.inf) > 2 * LINE
@@ -232,12 +232,12 @@ def _series(axis: Any, series: Series) -> None:
         style["path_effects"] = [_mpl().patheffects.withStroke(linewidth=3, foreground="white")]
     sizes = series.size if isinstance(series.size, Sequence) else [series.size]
     symbols = [series.symbol] if series.symbol is None or isinstance(series.symbol, str) else series.symbol
-    alike = len(sizes) == len(symbols) == 1
-    for k in range(1 if alike else len(x)):
-        some = slice(None) if alike else slice(k, k + 1)
-        own = {"marker": SYMBOL.get(symbols[k % len(symbols)] or "", ""), "ms": POINTS * sizes[k % len(sizes)]}
+    uniform = len(sizes) == len(symbols) == 1
+    for k in range(1 if uniform else len(x)):
+        points = slice(None) if uniform else slice(k, k + 1)
+        marker = {"marker": SYMBOL.get(symbols[k % len(symbols)] or "", ""), "ms": POINTS * sizes[k % len(sizes)]}
         label = series.name if k == 0 and series.name else None
-        axis.plot(x[some], y[some], label=label, **style, **own)
+        axis.plot(x[points], y[points], label=label, **style, **marker)
 
 
 def _colour(name: str) -> str:

@@ -103,8 +103,8 @@ class Geometry:
 
     def over_windows(self, values: np.ndarray) -> Interval:
         """Return the mean of `values` (windows,) with its interval, resampled as for the trends."""
-        drawn = {"samples": self.record.settings.get("bootstrap", 2000), "seed": self.record.settings.get("seed", 0)}
-        value, low, high = finite(bootstrap(values, lambda mean: mean, **drawn).tolist())
+        options = {"samples": self.record.settings.get("bootstrap", 2000), "seed": self.record.settings.get("seed", 0)}
+        value, low, high = finite(bootstrap(values, lambda mean: mean, **options).tolist())
         return Interval(value=value, low=low, high=high)
 
     @cached_property
@@ -131,19 +131,19 @@ class Geometry:
 def curves(table: np.ndarray, layers: int, *, first: int) -> dict[str, np.ndarray]:
     """table (windows, states) of mean cosines, whose last column is the state before the final norm if that is known →
     curves over depth by name; the blocks are the states from `first` on."""
-    found = {"all": table[:, : layers + 1], "blocks": table[:, first : layers + 1]}
+    by_name = {"all": table[:, : layers + 1], "blocks": table[:, first : layers + 1]}
     if table.shape[1] == layers + 2:
         before = np.delete(table, layers, axis=1)
-        found |= {"all_before_norm": before, "blocks_before_norm": before[:, 1:]}
-    return found
+        by_name |= {"all_before_norm": before, "blocks_before_norm": before[:, 1:]}
+    return by_name
 
 
 def verdict(trend: Mapping[str, Mapping[str, Interval]], level: Interval) -> str:
     """One line: "condensing: Spearman 0.81 [0.74, 0.86], mean cosine of the blocks 0.41 [0.39, 0.42]"."""
-    every, blocks = trend["all"], trend.get("blocks", trend["all"])
+    all_states, blocks = trend["all"], trend.get("blocks", trend["all"])
     cosine = f"mean cosine of the blocks {span(level.value, level.low, level.high)}"
-    line = f"{_word(every)}: Spearman {_interval(every)}, {cosine}"
-    if _word(blocks) != _word(every):
+    line = f"{_word(all_states)}: Spearman {_interval(all_states)}, {cosine}"
+    if _word(blocks) != _word(all_states):
         line += f"; without the embedding layer {_word(blocks)}, {_interval(blocks)}"
     return line
 
@@ -187,7 +187,7 @@ def histogram_quantiles(counts: np.ndarray) -> list[float]:
     """Return the `QUANTILES` of a histogram over [−1, 1], linear inside a bin: off by at most one bin's width."""
     edges = np.linspace(-1, 1, len(counts) + 1)
     cumulative = np.concatenate([[0], np.cumsum(counts)]).astype(np.float64)
-    wanted = np.asarray(QUANTILES) * cumulative[-1]
-    at = np.clip(np.searchsorted(cumulative, wanted, side="left") - 1, 0, len(counts) - 1)
-    inside = (wanted - cumulative[at]) / np.maximum(1.0, counts[at])
-    return (edges[at] + np.clip(inside, 0, 1) * (edges[at + 1] - edges[at])).tolist()
+    targets = np.asarray(QUANTILES) * cumulative[-1]
+    bins = np.clip(np.searchsorted(cumulative, targets, side="left") - 1, 0, len(counts) - 1)
+    inside = (targets - cumulative[bins]) / np.maximum(1.0, counts[bins])
+    return (edges[bins] + np.clip(inside, 0, 1) * (edges[bins + 1] - edges[bins])).tolist()

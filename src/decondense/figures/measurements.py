@@ -107,11 +107,11 @@ def heat_rows(
 
 def heatmap(result: Geometry, path: Where = None, *, view: str = "pooled", **where: Any) -> Any:
     """Density of cosines (colour) against depth, with the mean and the 5–95 % band. `view`: pooled, released."""
-    drawn = [density_of(result, view)]
-    frame = heat_frame(result, top=top_of(drawn), view=view, relative=True)
+    densities = [density_of(result, view)]
+    frame = heat_frame(result, top=top_of(densities), view=view, relative=True)
     title = f"{result.label} on {result.text}\n{result.verdict}".replace("; ", ";\n")  # as wide as the figure at most
-    words = "cosine similarity of two tokens of a window"
-    chart = heat_chart(title, [frame], [result], floor=floor_of(drawn), y=words, relative=True)
+    y_title = "cosine similarity of two tokens of a window"
+    chart = heat_chart(title, [frame], [result], floor=floor_of(densities), y=y_title, relative=True)
     chart.legend = "lower right"
     strip = Strip([[chart]], (7.2, 4.8), _footnote(result, view))
     return draw([strip], path, name="heatmap.png", rows=_heatmap_rows([result], [result.label], view), **where)
@@ -136,8 +136,8 @@ def heatmaps(
 
 def _with_texts(results: Sequence[Geometry], names: Sequence[str]) -> list[str]:
     """Add the texts to the names, if the texts differ."""
-    one = len({r.text for r in results}) == 1
-    return [name if one else f"{name}, {r.text}" for r, name in zip(results, names)]
+    one_text = len({r.text for r in results}) == 1
+    return [name if one_text else f"{name}, {r.text}" for r, name in zip(results, names)]
 
 
 def curve_chart(results: Sequence[Geometry], names: Sequence[str]) -> Chart:
@@ -150,27 +150,27 @@ def curve_chart(results: Sequence[Geometry], names: Sequence[str]) -> Chart:
         style = look(number)
         split = len(row) - 1 if results[number].final_norm else len(row)
         x, mean, low, high = ([one[key] for one in row] for key in ("depth", *MEAN))
-        known = len(results[number].per_window) > 1  # one window has no interval
-        bands += [Band(x[:split], low[:split], high[:split], "", style["colour"], 0.2)] if known else []
+        has_interval = len(results[number].per_window) > 1  # one window has no interval
+        bands += [Band(x[:split], low[:split], high[:split], "", style["colour"], 0.2)] if has_interval else []
         lines.append(Series(x[:split], mean[:split], label, **style | {"symbol": None}))
         if results[number].final_norm:
-            ends: dict[str, Any] = {"low": low[split:], "high": high[split:]} if known else {}
+            ends: dict[str, Any] = {"low": low[split:], "high": high[split:]} if has_interval else {}
             lines.append(Series(x[split:], mean[split:], **style | ends | {"dash": None}))
     x_axis = Axis("depth: layer / number of layers (0 = embedding layer)", (-0.03, 1.03))
     y_axis = Axis("mean cosine of two tokens")
-    where = "beside" if len(results) > 4 else "best"
+    legend = "beside" if len(results) > 4 else "best"
     rows = finite([state for curve in curves for state in curve])
-    return Chart("", x_axis, y_axis, [Frame([*bands, *lines])], legend=where, rows=rows)
+    return Chart("", x_axis, y_axis, [Frame([*bands, *lines])], legend=legend, rows=rows)
 
 
 def curve_plot(results: Sequence[Geometry], path: Where = None, *, names: Sequence[str], **where: Any) -> Any:
     note = "bands: 95 % intervals over windows"
     if any(r.final_norm for r in results):
         note += "; points at the right: after the final norm"
-    chart, wide = curve_chart(results, names), 7.2
+    chart, width = curve_chart(results, names), 7.2
     if chart.legend == "beside":
-        wide += max(map(len, _with_texts(results, names))) / LETTERS
-    return draw([Strip([[chart]], (wide, 4.8), note)], path, name="curves.png", rows=chart.rows, **where)
+        width += max(map(len, _with_texts(results, names))) / LETTERS
+    return draw([Strip([[chart]], (width, 4.8), note)], path, name="curves.png", rows=chart.rows, **where)
 
 
 MEAN = ("mean_cosine", "mean_cosine_low", "mean_cosine_high")
@@ -188,13 +188,13 @@ def _curves(results: Sequence[Geometry], names: Sequence[str]) -> list[list[dict
 
 def _footnote(result: Geometry, view: str) -> str:
     record = result.record
-    words = f"{several(record.windows_done, 'window')} × {record.settings['tokens']} tokens, "
-    words += "all pairs of all windows" if view == "pooled" else "matrices averaged over windows, diagonal counted"
+    footnote = f"{several(record.windows_done, 'window')} × {record.settings['tokens']} tokens, "
+    footnote += "all pairs of all windows" if view == "pooled" else "matrices averaged over windows, diagonal counted"
     if not record.complete:
-        words += f"; INCOMPLETE, {record.settings['windows']} asked"
+        footnote += f"; INCOMPLETE, {record.settings['windows']} asked"
     if record.final_norm:
-        words += "\nright of the white line: after the final norm, last_hidden_state; the others are before it"
-    return words
+        footnote += "\nright of the white line: after the final norm, last_hidden_state; the others are before it"
+    return footnote
 
 
 def _heatmap_rows(results: Sequence[Geometry], names: Sequence[str], view: str) -> list[dict[str, Any]]:
@@ -234,12 +234,12 @@ def trend_charts(rows: Sequence[Mapping[str, Any]], *, axis: str, paired: bool) 
         for k in range(0, len(rows) if paired else 0, 2):
             ends = [rows[k][name], rows[k + 1][name]]
             marks.append(Series(places[k : k + 2], ends, colour=FAINT, dash="solid", width=1.5))
-        for number, (label, own) in enumerate(parts):
-            chosen = sorted(own, key=lambda i: places[i] if joined else i)
-            here = [rows[i] for i in chosen]
-            text = [", ".join(str(row[key]) for key in ("model", "revision", "text") if row.get(key)) for row in here]
-            at = [places[i] for i in chosen]
-            marks.append(with_intervals(at, here, name, text=text, number=number, joined=joined, name=label))
+        for number, (label, indices) in enumerate(parts):
+            chosen = sorted(indices, key=lambda i: places[i] if joined else i)
+            shown = [rows[i] for i in chosen]
+            text = [", ".join(str(row[key]) for key in ("model", "revision", "text") if row.get(key)) for row in shown]
+            x_values = [places[i] for i in chosen]
+            marks.append(with_intervals(x_values, shown, name, text=text, number=number, joined=joined, name=label))
         y = Axis(words, range=(-1.08, 1.08) if name == "spearman" else None)
         chart = Chart(
             words[0].upper() + words[1:], x, y, [Frame(marks)], height=340, legend="best" if len(parts) > 1 else ""
@@ -257,8 +257,8 @@ def trend_plot(rows: Sequence[Mapping[str, Any]], path: Where = None, *, axis: s
     for chart in charts:
         chart.title = ""  # the axis says it
     note = "bars: 95 % intervals from a bootstrap over windows"
-    more = max(0, max(len(label) for _, label in charts[0].x.ticks or ()) - 18) / LETTERS  # room for long labels
-    return draw([Strip([charts], (8.4 + 2 * more, 4.2 + more), note)], path, name="trend.png", rows=rows, **where)
+    room = max(0, max(len(label) for _, label in charts[0].x.ticks or ()) - 18) / LETTERS  # room for long labels
+    return draw([Strip([charts], (8.4 + 2 * room, 4.2 + room), note)], path, name="trend.png", rows=rows, **where)
 
 
 def positions(rows: Sequence[Mapping[str, Any]], axis: str, paired: bool) -> tuple[list[float], list[str], str]:
@@ -270,8 +270,8 @@ def positions(rows: Sequence[Mapping[str, Any]], axis: str, paired: bool) -> tup
     labels = [str(row[key]).split(":")[0] if key == "text" else str(row[key]) for row in rows]
     order = list(dict.fromkeys(labels))  # a checkpoint on several texts has one place
     places = [i // 2 if paired else order.index(label) if axis == "checkpoint" else i for i, label in enumerate(labels)]
-    width, most = 18, max(map(len, labels))
-    while width < most and len({_short(label, width) for label in labels}) < len(set(labels)):
+    width, longest = 18, max(map(len, labels))
+    while width < longest and len({_short(label, width) for label in labels}) < len(set(labels)):
         width += 1
     return list(map(float, places)), [_short(label, width) for label in labels], title
 

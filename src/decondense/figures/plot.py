@@ -28,25 +28,25 @@ def plot(result: Any, path: Where = None, *, ax: Any = None, title: str | None =
     Returns:
         the path of the file; with ``ax`` these axes; with neither the matplotlib figure.
     """
-    where: dict[str, Any] = {"ax": ax, "title": title}
+    options: dict[str, Any] = {"ax": ax, "title": title}
     if isinstance(result, Measurement):
         result = Geometry(result)
     if isinstance(result, (Evaluation, Significance)) and not result.tasks:
         raise ValueError(f"a result with tasks is needed to draw one, got {result.kind} without any.")
     match result:
         case Geometry():
-            return heatmap(result, path, view=view, **where)
+            return heatmap(result, path, view=view, **options)
         case Comparison():
             rows = [row.model_dump() for row in result.rows]
-            return trend_plot(rows, path, axis=result.axis, paired=result.paired, **where)
+            return trend_plot(rows, path, axis=result.axis, paired=result.paired, **options)
         case Training():
-            return training_figure([(str(result.recipe.get("name", "run")), result)], path, **where)
+            return training_figure([(str(result.recipe.get("name", "run")), result)], path, **options)
         case Evaluation():
-            return score_figure(result, path, **where)
+            return score_figure(result, path, **options)
         case Significance():
-            return forest(differences(result), path, power=result.power, **where | {"title": title or result.arms})
+            return forest(differences(result), path, power=result.power, **options | {"title": title or result.arms})
         case Sequence() if result and all(isinstance(one, Geometry) for one in result):
-            return heatmaps(result, path, view=view, **where)
+            return heatmaps(result, path, view=view, **options)
     raise TypeError(
         "a result must be a measurement, several of them, a comparison, a training run, an evaluation or a test of "
         f"significance to be drawn, got {type(result).__name__}."

@@ -54,13 +54,13 @@ def heat_row(
     lines = math.ceil(len(panels) / 6)
     columns = math.ceil(len(panels) / lines)
     charts = _heats([panels[i : i + columns] for i in range(0, len(panels), columns)])
-    words = "depth (right of a white line: after the final norm)"
+    x_title = "depth (right of a white line: after the final norm)"
     width = max(6.0, 2.2 * columns + 1.2)
-    upper = Strip(charts, (width, 2.3 * lines + 0.3), words, "cosine", shared=True)
+    upper = Strip(charts, (width, 2.3 * lines + 0.3), x_title, "cosine", shared=True)
     lower = []
-    for y, those in points.items():
-        more = {"title": "", "x": x, "line": line, "limit": limits.get(y)}
-        lower.append(_panel(_points(those, y, numbers) | more, joined=False))
+    for y, dots_by_label in points.items():
+        extra = {"title": "", "x": x, "line": line, "limit": limits.get(y)}
+        lower.append(_panel(_points(dots_by_label, y, numbers) | extra, joined=False))
     return draw([upper, Strip([lower], (width, 2.9))], path)
 
 
@@ -109,10 +109,10 @@ def effects(
     low, high = min(0.0, *shown, -(margin or 0)), max(0.0, *shown, margin or 0)
     room = 0.6 * (high - low or 1.0)
     bars = [bar for bar in (student(values, level) for _, values in rows if len(values) > 1) if math.isfinite(bar[1])]
-    least = min([low, *(mean - half for mean, half in bars)])
-    most = max([high, *(mean + half for mean, half in bars)])
-    cut = least < low - room or most > high + room
-    limits = max(least - 0.1 * room, low - room), min(most + 0.1 * room, high + room)
+    lowest = min([low, *(mean - half for mean, half in bars)])
+    highest = max([high, *(mean + half for mean, half in bars)])
+    cut = lowest < low - room or highest > high + room
+    limits = max(lowest - 0.1 * room, low - room), min(highest + 0.1 * room, high + room)
     note += "\nlonger bars are cut at the edge" if cut else ""
     ticks = [(place, label) for place, (label, _) in zip(places, rows)]
     y = Axis(range=(0.4, len(rows) + 0.6), ticks=ticks, grid=False)

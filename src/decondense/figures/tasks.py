@@ -25,12 +25,12 @@ def score_chart(record: Evaluation) -> Chart:
     places = list(range(len(tasks), 0, -1))
     values = [100 * task.acc for task in tasks.values()]
     reach = [0.0 if task.stderr is None else 196 * task.stderr for task in tasks.values()]
-    words = [
+    hover_texts = [
         f"{name}\n{value:.2f}" + (f" ± {half:.2f}" if half else "") + f"\n{task.items:,} items"
         for (name, task), value, half in zip(tasks.items(), values, reach)
     ]
     low, high = ([v + sign * half for v, half in zip(values, reach)] for sign in (-1, 1))
-    style: dict[str, Any] = {"symbol": "circle", "size": 10, "across": True, "of": words, "hover": "{of}"}
+    style: dict[str, Any] = {"symbol": "circle", "size": 10, "across": True, "of": hover_texts, "hover": "{of}"}
     marks: list[Any] = [Series(values, places, "accuracy, 95 % over items", low=low, high=high, **style)]
     y = Axis(ticks=list(zip(places, tasks)), range=(0.4, len(tasks) + 0.6), grid=False)
     note = "Lines: 95 % interval over items." + ("" if average is None else " Dashed: the average over tasks.")
@@ -64,9 +64,9 @@ def forest_chart(
         for number, value in enumerate(row["treated_seeds"], 1)
     ]
     x, y = ([dot[i] for dot in singles] for i in (0, 1))
-    words = [f"treated seed {number}: {signed(value, 2)}" for value, _, number in singles]
+    hover_texts = [f"treated seed {number}: {signed(value, 2)}" for value, _, number in singles]
     marks: list[Any] = [
-        Series(x, y, "single seeds" if x else "", PALETTE[1], symbol="circle", size=5, of=words, hover="{of}")
+        Series(x, y, "single seeds" if x else "", PALETTE[1], symbol="circle", size=5, of=hover_texts, hover="{of}")
     ]
     for strong, name in ((False, "no difference shown"), (True, "differs")):
         chosen = [(place, row) for place, row in zip(places, rows) if bool(row["significant"]) is strong]
@@ -92,16 +92,16 @@ def _estimates(
 ) -> Series:
     rows = [row for _, row in chosen]
     low, high = ([None if row[end] is None else scale * row[end] for row in rows] for end in ("low", "high"))
-    words = []
+    hover_texts = []
     for row, *ends in zip(rows, low, high):
         reach = " to ".join(signed(end, 2) for end in ends)
-        words.append(f"{row['task']}\n{signed(scale * row['difference'], 2)} {unit}\n{reach}\np = {_p(row):.3g}")
+        hover_texts.append(f"{row['task']}\n{signed(scale * row['difference'], 2)} {unit}\n{reach}\np = {_p(row):.3g}")
     return Series(
         [scale * row["difference"] for row in rows], [place for place, _ in chosen], name,
         PALETTE[0] if strong else FAINT,
         symbol=["diamond" if row["task"] in (AVERAGE, WEIGHTED) else "square" for row in rows],
         size=[round(8 + 9 * (row["items"] / largest) ** 0.5, 1) for row in rows],
-        low=low, high=high, across=True, hollow=not strong, of=words, hover="{of}",
+        low=low, high=high, across=True, hollow=not strong, of=hover_texts, hover="{of}",
     )  # fmt: skip
 
 
@@ -133,8 +133,8 @@ def forest(
     )
     if published is not None:
         names = [row["task"] for row in rows]
-        at = len(rows) - (names.index(AVERAGE) if AVERAGE in names else 0)  # a single task has no average
-        line = Series([published] * 2, [at - 0.45, at + 0.45], colour=PALETTE[1], dash="dash", width=2.5)
+        place = len(rows) - (names.index(AVERAGE) if AVERAGE in names else 0)  # a single task has no average
+        line = Series([published] * 2, [place - 0.45, place + 0.45], colour=PALETTE[1], dash="dash", width=2.5)
         chart.frames[0].marks.append(line)
-        chart.remarks = [Remark(f"published {signed(published, 2)}", published, at + 0.1, PALETTE[1])]
+        chart.remarks = [Remark(f"published {signed(published, 2)}", published, place + 0.1, PALETTE[1])]
     return draw([Strip([[chart]], (7.2, 1.3 + 0.36 * len(rows)))], path, name="forest.png", **where)

@@ -30,7 +30,7 @@ def theory_figure(path: AnyPath, *, points: int = 121) -> Path:
 
 def _charts(data: Mapping[str, list[float]], m: int) -> list[Chart]:
     """Two charts over r: 100 (x/lower − 1) for α and the upper bounds; k − m for α, with the level of every bound."""
-    r, where = data["r"], crossing(m)
+    r, crossing_r = data["r"], crossing(m)
     drawn = (
         ("simple", GREY, "dash", "simple upper bound, m − 2"),
         ("sharp", PINK, "dash", "sharp upper bound, κ"),
@@ -41,23 +41,23 @@ def _charts(data: Mapping[str, list[float]], m: int) -> list[Chart]:
         Series(r, [100 * (x / low - 1) for x, low in zip(data[key], data["lower"])], name, colour, dash, width=2.8)
         for key, colour, dash, name in drawn
     ]
-    short = m - kappa(m)
+    gap = m - kappa(m)
     levels = (
         (0.0, GREEN, "lower bound, k = m", "left"),
         (-1.0, RED, "published upper bound, k = m − 1", "right"),
-        (-short, PINK, f"sharp upper bound, k = κ = m − {short:.4f}", "right"),
+        (-gap, PINK, f"sharp upper bound, k = κ = m − {gap:.4f}", "right"),
         (-2.0, GREY, "simple upper bound, k = m − 2", "right"),
     )
     padding: list[Any] = [
         Series(r, [k - m for k in data["effective"]], "α", BLUE, "solid", width=3),
-        Series([where], [-1.0], colour=RED, symbol="circle", size=9),
+        Series([crossing_r], [-1.0], colour=RED, symbol="circle", size=9),
     ]
-    remarks = [Remark(f"r = {where:.2f}", where, -1.0, RED, (-7, 4), "right")]
+    remarks = [Remark(f"r = {crossing_r:.2f}", crossing_r, -1.0, RED, (-7, 4), "right")]
     for level, colour, words, side in levels:
         end, shift = (r[0], 4) if side == "left" else (r[-1], -4)
         remarks.append(Remark(words, end, level, colour, (shift, 3), side))
     x = Axis(f"length r of the vector before padding by {m} normals", (r[0], r[-1]), scale="log", grid=False)
-    shaded = [Box((r[0], where), colour=RED, opacity=0.08)]
+    shaded = [Box((r[0], crossing_r), colour=RED, opacity=0.08)]
     y = Axis("above the lower bound r/√(r² + m), %", grid=False)
     title = "shaded: α exceeds the published bound"
     left = Chart(title, x, y, [Frame(excess)], boxes=shaded, legend="upper right")

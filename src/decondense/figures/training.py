@@ -53,14 +53,14 @@ def curve_charts(runs: Sequence[Curve], *, unit: str = "tokens", height: int = 3
             if any(value is not None for value in values):
                 style = look(run.number) if name == "held_out" else look(run.number) | {"symbol": None}
                 x, of = (tokens, steps) if counted else (steps, None)
-                words: dict[str, Any] = {"label": run.label, "group": str(run.number), "of": of, "hover": hover}
-                marks.append(Series(x, values, run.arm, **style, width=1.6, **words))
+                labels: dict[str, Any] = {"label": run.label, "group": str(run.number), "of": of, "hover": hover}
+                marks.append(Series(x, values, run.arm, **style, width=1.6, **labels))
         if marks:
             value = y.split(",")[0].replace(" ", "_").replace("-", "_").lower()
             columns = {"label": "run", **({"of": "step"} if counted else {}), "x": unit, "y": value}
             x_axis = Axis(unit, amounts=counted, whole=not counted)
-            more: dict[str, Any] = {"legend": legend, "height": height, "columns": columns}
-            charts.append(Chart(title, x_axis, Axis(y), [Frame(marks)], **more))
+            options: dict[str, Any] = {"legend": legend, "height": height, "columns": columns}
+            charts.append(Chart(title, x_axis, Axis(y), [Frame(marks)], **options))
     return charts
 
 
