@@ -78,7 +78,7 @@ class Steps:
 
     def __init__(self, model: nn.Module, log: Log | None, options: dict[str, Any]) -> None:
         self.model, self.count = model, 0
-        self._called = self._told = False
+        self._called = self._unseen_warned = False
         self.watch = Monitor(model, step=lambda: self.count, log=log, **options)
         self.watch.undo.callback(Hook.hang(model.register_forward_pre_hook, self._calls).remove)
         self.watch.undo.callback(after_optimisers(self))
@@ -87,14 +87,14 @@ class Steps:
         self._called = self._called or (module.training and torch.is_grad_enabled())
 
     def stepped(self, optimiser: torch.optim.Optimizer) -> None:
-        own = {id(p) for p in self.model.parameters()}  # read each time: FSDP2 replaces parameters, LoRA adds some
-        if not any(id(p) in own for group in optimiser.param_groups for p in group["params"]):
+        ids = {id(p) for p in self.model.parameters()}  # read each time: FSDP2 replaces parameters, LoRA adds some
+        if not any(id(p) in ids for group in optimiser.param_groups for p in group["params"]):
             return
         if self._called:
             self.count, self._called = self.count + 1, False
             self.watch.look()
-        elif self.count == 0 and not self._told:
-            self._told = True
+        elif self.count == 0 and not self._unseen_warned:
+            self._unseen_warned = True
             warn(UNSEEN)  # no error: watching is no reason to end a training
 
 

@@ -60,10 +60,10 @@ class Monitor:
         metrics = list(metrics) if isinstance(metrics, Iterable) and not isinstance(metrics, str) else [metrics]
         unknown = [name for name in metrics if name not in METRICS]
         if unknown or not metrics:
-            came = unknown[0] if unknown else "none"
-            remedy = nearest(came, METRICS, "pick some of these, or leave it out for all.")
+            wrong = unknown[0] if unknown else "none"
+            remedy = nearest(wrong, METRICS, "pick some of these, or leave it out for all.")
             raise ValueError(
-                f"metrics must be of {', '.join(METRICS)}, got {repr(came) if unknown else came}: {remedy}"
+                f"metrics must be of {', '.join(METRICS)}, got {repr(wrong) if unknown else wrong}: {remedy}"
             )
         for name, value in (("every", every), ("sequences", sequences)):
             if not is_whole(value, 1):
@@ -81,8 +81,8 @@ class Monitor:
         self._readings: list[Reading] = []
         self._waiting: Future[Reading] | None = None  # a reading whose eigenvalues are being computed
         self.undo = ExitStack()
-        self._warned: set[str] = set()
-        self._told = False
+        self._collapsed: set[str] = set()
+        self._mask_warned = False
         self.seen: int | None = None  # the step of the last reading
         self.batches: list[dict[str, Any]] | None = None
         if inputs is None:
@@ -108,8 +108,8 @@ class Monitor:
 
     def __repr__(self) -> str:
         last = f", the last at step {self._readings[-1].step}" if self._readings else ""
-        much = several(len(self._readings), "reading")
-        return f"Monitor({type(self.model).__name__}, every={self.every}, {much}{last})"
+        count = several(len(self._readings), "reading")
+        return f"Monitor({type(self.model).__name__}, every={self.every}, {count}{last})"
 
     # ---- reading ----
 
@@ -184,11 +184,11 @@ class Monitor:
             if cut is None and mask is not None:
                 mask = self._counting(mask, z.shape[:2])
             if cut is not None:
-                some = _with_pairs(cut.mask)[:room]
-                z, mask = cut.flat(z)[cut.index[some]], cut.mask[some]
+                chosen = _with_pairs(cut.mask)[:room]
+                z, mask = cut.flat(z)[cut.index[chosen]], cut.mask[chosen]
             elif mask is not None:
-                some = _with_pairs(mask)[:room]
-                z, mask = z[some.to(z.device)], mask[some]
+                chosen = _with_pairs(mask)[:room]
+                z, mask = z[chosen.to(z.device)], mask[chosen]
             parts += [part for _, part in trimmed(z[:room], mask)]
             room -= len(z)
             if room <= 0:
@@ -205,22 +205,22 @@ class Monitor:
             wrong += f"{shape_or_type(mask)}: every token counts; pass the two-dimensional mask where there is padding."
         except ValueError as error:
             wrong = f"{error} Until then every token counts."
-        if not self._told:
-            self._told = True
+        if not self._mask_warned:
+            self._mask_warned = True
             warn(wrong)
         return None
 
     def _warn(self, reading: Reading) -> None:
-        fallen = [i for i, c in enumerate(reading.table["mean_cosine"]) if c > self.collapse]
-        new = [i for i in fallen if reading.layers[i] not in self._warned]
-        self._warned = {reading.layers[i] for i in fallen}  # a layer that recovers may collapse again
+        collapsed = [i for i, c in enumerate(reading.table["mean_cosine"]) if c > self.collapse]
+        new = [i for i in collapsed if reading.layers[i] not in self._collapsed]
+        self._collapsed = {reading.layers[i] for i in collapsed}  # a layer that recovers may collapse again
         if new:
             worst = max(new, key=lambda i: reading.table["mean_cosine"][i])
             cosine = reading.table["mean_cosine"][worst]
             rank = reading.table.get("effective_rank")
-            words = "" if rank is None else f" and an effective rank of {rank[worst]:.1f}"
-            which = f"layer {reading.layers[worst]}" + (f" and {len(new) - 1} more" if len(new) > 1 else "")
-            parallel = f"the tokens of {which} are nearly parallel, with a mean cosine of {cosine:.2f}{words}"
+            rank_note = "" if rank is None else f" and an effective rank of {rank[worst]:.1f}"
+            layer = f"layer {reading.layers[worst]}" + (f" and {len(new) - 1} more" if len(new) > 1 else "")
+            parallel = f"the tokens of {layer} are nearly parallel, with a mean cosine of {cosine:.2f}{rank_note}"
             warn(f"step {reading.step}: {parallel}.", Collapse)
 
     # ---- what comes out ----

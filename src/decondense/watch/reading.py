@@ -55,10 +55,10 @@ class Reading:
         from ..figures.draw import Strip, draw
         from ..figures.measurements import floor_of, heat_chart, heat_frame, top_of
 
-        drawn: Any = SimpleNamespace(histogram=self.density, mean_cosine=self.table["mean_cosine"], final_norm=False)
-        frame = heat_frame(drawn, top=top_of([self.density]))
-        words = "cosine of two tokens of a sequence"
-        chart = heat_chart(f"step {self.step}", [frame], [drawn], floor=floor_of([self.density]), y=words)
+        result: Any = SimpleNamespace(histogram=self.density, mean_cosine=self.table["mean_cosine"], final_norm=False)
+        frame = heat_frame(result, top=top_of([self.density]))
+        y_title = "cosine of two tokens of a sequence"
+        chart = heat_chart(f"step {self.step}", [frame], [result], floor=floor_of([self.density]), y=y_title)
         if not self.layers[0].isdigit():
             chart.x.title = f"{self.layers[0]} … {self.layers[-1]}"
         return draw([Strip([[chart]], (6.4, 4.2))], path, name=f"step-{self.step:06d}.png", ax=ax, title=title)
@@ -81,8 +81,8 @@ def begun(parts: Sequence[Tensor], metrics: Sequence[str]) -> Callable[[], tuple
     once the GPU's stream has reached this point; the states may change meanwhile."""
     parts = [part.detach() for part in parts if part.shape[1] > 1 and len(part)]
     if not parts or not all(measurable(float(peaks(part[None])), part.dtype) for part in parts):
-        nothing = torch.full((len(metrics),), math.nan, dtype=torch.float64), torch.zeros(FINE_BINS, dtype=torch.int64)
-        return lambda: nothing
+        all_nan = torch.full((len(metrics),), math.nan, dtype=torch.float64), torch.zeros(FINE_BINS, dtype=torch.int64)
+        return lambda: all_nan
     spectral = any(name in metrics for name in SPECTRAL)
     with torch.autocast(parts[0].device.type, enabled=False):  # products in the states' own precision
         measured = [window_statistics(part) for part in parts]
