@@ -97,7 +97,7 @@ class RegularizeCallback(Clock):
         self.term = term_of(loss, **options)
         self.name, self.modules, self.accumulate = model, modules, accumulate
         self._attachment: Attachment | None = None
-        self._collecting = self._evaluated = self._backwards = self._told = False
+        self._collecting = self._evaluated = self._backwards = self._detached_warned = False
 
     @property
     def handle(self) -> Handle | None:
@@ -129,20 +129,20 @@ class RegularizeCallback(Clock):
         attachment.undo.callback(enter.remove)
         attachment.read(lambda: self._collecting)
         for name, wrap in (("training_step", self._around_step), ("manual_backward", self._around_backward)):
-            own = getattr(self._module, name)
+            method = getattr(self._module, name)
             # Lightning reads the signature to know what to pass: functools.wraps keeps it.
-            wrapped = functools.wraps(own)(Around(wrap, attachment, own))
+            wrapped = functools.wraps(method)(Around(wrap, attachment, method))
             attachment.undo.enter_context(replaced(self._module, name, wrapped))
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         if torch.is_grad_enabled() and not module.training:
             self._evaluated = True
 
-    def _around_step(self, attachment: Attachment, own: Any, *args: Any, **kwargs: Any) -> Any:
+    def _around_step(self, attachment: Attachment, method: Any, *args: Any, **kwargs: Any) -> Any:
         attachment.captures.clear()
         self._collecting, self._evaluated, self._backwards = True, False, False
         try:
-            out = own(*args, **kwargs)
+            out = method(*args, **kwargs)
         finally:
             self._collecting = False
         automatic = self._module.automatic_optimization
@@ -164,8 +164,8 @@ class RegularizeCallback(Clock):
                 "the penalty belongs to the loss of manual_backward, but that was not called after the model: call "
                 "self.manual_backward(loss) in training_step."
             )
-        if not automatic and attachment.captures and not attachment.calls and not self._told:
-            self._told = True
+        if not automatic and attachment.captures and not attachment.calls and not self._detached_warned:
+            self._detached_warned = True
             warn(
                 f"the penalty goes with a loss that comes from the states of {type(self.model).__name__}, but no "
                 "manual_backward has got one yet: do not detach them, unless another step of yours trains the model."
@@ -173,31 +173,31 @@ class RegularizeCallback(Clock):
         if not automatic or out is None:  # None: Lightning skips the batch
             return out
         if isinstance(out, Mapping):
-            return {**out, "loss": self._grown(attachment, out["loss"])}
-        return self._grown(attachment, out)
+            return {**out, "loss": self._with_penalty(attachment, out["loss"])}
+        return self._with_penalty(attachment, out)
 
-    def _around_backward(self, attachment: Attachment, own: Any, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+    def _around_backward(self, attachment: Attachment, method: Any, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Add the penalty of the states that this loss comes from; a critic's loss, from detached states, gets none."""
         captures = attachment.captures
-        ours = [capture.leads_to(loss) for capture in captures]
-        if any(ours):
-            later = [capture for capture, its in zip(captures, ours) if not its]
-            captures[:] = [capture for capture, its in zip(captures, ours) if its]
-            loss = self._grown(attachment, loss, self.accumulate)
-            captures[:] = later
+        reached = [capture.leads_to(loss) for capture in captures]
+        if any(reached):
+            others = [capture for capture, its in zip(captures, reached) if not its]
+            captures[:] = [capture for capture, its in zip(captures, reached) if its]
+            loss = self._with_penalty(attachment, loss, self.accumulate)
+            captures[:] = others
         self._backwards = True
-        own(loss, *args, **kwargs)
+        method(loss, *args, **kwargs)
 
-    def _grown(self, attachment: Attachment, loss: Tensor, parts: int = 1) -> Tensor:
+    def _with_penalty(self, attachment: Attachment, loss: Tensor, parts: int = 1) -> Tensor:
         capture = attachment.captures[0]
         weight = attachment.weight
         penalty = attachment.take(scale=1 / parts)
         attachment.task_loss(loss)
         last = attachment.last
-        every, loop = self._trainer.log_every_n_steps, self._trainer.fit_loop  # 0: never
+        log_every, loop = self._trainer.log_every_n_steps, self._trainer.fit_loop  # 0: never
         # Lightning logs every so many steps, or with manual optimisation every so many batches.
         done = self._trainer.global_step if self._module.automatic_optimization else loop.total_batch_idx
-        if "mean_cosine" not in last and every and (done + 1) % every == 0:
+        if "mean_cosine" not in last and log_every and (done + 1) % log_every == 0:
             last["mean_cosine"] = self.term.mean_cosine(capture, attachment.reader.first)
         logs = {"task_loss": last["task_loss"], "penalty": last["penalty"], "penalty_weight": weight}
         if "mean_cosine" in last:
@@ -267,11 +267,11 @@ def model_of(module: nn.Module, name: str | None, modules: str | Sequence[str] |
     if name is not None:
         return module.get_submodule(name)
     children = {key: child for key, child in module.named_children() if any(True for _ in child.parameters())}
-    known = {key: child for key, child in children.items() if hasattr(child, "config")}
-    models = known or children
+    transformers_models = {key: child for key, child in children.items() if hasattr(child, "config")}
+    models = transformers_models or children
     if len(models) == 1 and not isinstance(only := next(iter(models.values())), nn.ModuleList | nn.ModuleDict):
         return only
-    if modules is not None and not known:
+    if modules is not None and not transformers_models:
         return module
     raise ValueError(
         f"{type(module).__name__} must have one model whose hidden states are read, got "

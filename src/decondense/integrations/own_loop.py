@@ -31,7 +31,7 @@ class OwnLoop:
         # Modes of the calls with gradients since the last step. A call writes these and never reads them: torch.compile
         # would guard its graph with whatever a call reads.
         self._trained = self._evaluated = False
-        self._owner = False  # whether an optimiser that holds the model's own parameters has been seen
+        self._owner_seen = False  # whether an optimiser that holds the model's own parameters has been seen
 
     def attach(self, attachment: Attachment) -> None:
         self._attachment = attachment
@@ -96,19 +96,19 @@ class OwnLoop:
         holds the model's own parameters, others do not count. A penalty that nobody uses is an error at the first step.
         """
         attachment = self._attachment
-        mine = [p for p in self.model.parameters() if p.requires_grad]
-        its = [p for group in optimiser.param_groups for p in group["params"]]
-        own = not {id(p) for p in self.model.parameters()}.isdisjoint(map(id, its))
-        self._owner |= own
-        if self._owner and not own:
+        trainable = [p for p in self.model.parameters() if p.requires_grad]
+        stepped_parameters = [p for group in optimiser.param_groups for p in group["params"]]
+        holds_own = not {id(p) for p in self.model.parameters()}.isdisjoint(map(id, stepped_parameters))
+        self._owner_seen |= holds_own
+        if self._owner_seen and not holds_own:
             return
         # An optimiser over copies of the weights, flattened or not, has as many numbers as the model trains.
-        copies = sum(p.numel() for p in its) == sum(p.numel() for p in mine)
+        copies = sum(p.numel() for p in stepped_parameters) == sum(p.numel() for p in trainable)
         if attachment.reached:
             attachment.refuse_frozen()  # compiled calls do not check this
             self.step += 1
             attachment.look()
-        elif not own and not (copies and any(p.grad is not None for p in mine)):
+        elif not holds_own and not (copies and any(p.grad is not None for p in trainable)):
             return
         elif attachment.given or attachment.captures:
             attachment.refuse_frozen()
@@ -124,11 +124,11 @@ class OwnLoop:
                 "step was made in eval mode, in which from_pretrained returns a model and evaluations leave it: call "
                 "model.train(), or handle.remove()."
             )
-        elif not attachment.calls and not self._begun and any(p.grad is not None for p in mine):
-            read = getattr(attachment.reader, "stack", self.model)
-            if self._trained and not read.training:
+        elif not attachment.calls and not self._begun and any(p.grad is not None for p in trainable):
+            part = getattr(attachment.reader, "stack", self.model)
+            if self._trained and not part.training:
                 raise RuntimeError(
-                    f"the part read must be in training mode, got {type(read).__name__} in eval mode inside of a model "
+                    f"the part read must be in training mode, got {type(part).__name__} in eval mode inside of a model "
                     "that trains: call its train(), or handle.remove()."
                 )
             raise RuntimeError(

@@ -90,8 +90,8 @@ def regularized(config: titan.Trainer.Config, **settings: Any) -> Trainer.Config
             f"config must be a torchtitan.trainer.Trainer.Config, got {type(config).__qualname__}: a trainer of its "
             "own needs its own subclass; call Penalty(trainer, Regularizer(…)) in it."
         )
-    rest = {f.name: getattr(config, f.name) for f in fields(config)}
-    return Trainer.Config(**rest, regularizer=Regularizer(**settings))
+    values = {f.name: getattr(config, f.name) for f in fields(config)}
+    return Trainer.Config(**values, regularizer=Regularizer(**settings))
 
 
 class Trainer(titan.Trainer):
@@ -174,13 +174,13 @@ class Penalty:
         self.step = step
         self._attachment.warn(task, weight * penalty, step)
 
-    def _with_penalty(self, bare: Any) -> Any:
+    def _with_penalty(self, loss_fn: Any) -> Any:
         """Wrap a loss function of torchtitan: its loss plus the penalty term of the call just made."""
 
         def with_penalty(
             pred: Tensor, labels: Tensor, global_valid_tokens: Tensor | None = None, **rest: Any
         ) -> tuple[Tensor, dict[str, Tensor]]:
-            loss, metrics = bare(pred, labels, global_valid_tokens, **rest)
+            loss, metrics = loss_fn(pred, labels, global_valid_tokens, **rest)
             if not self._attachment.captures:
                 return loss, metrics
             with spmd.no_typecheck():
@@ -198,17 +198,17 @@ class Penalty:
         if items is None:
             items = sum_across((labels != -100).sum(), self._labels_split)
         term = self._attachment.term
-        states, mask, cut = term.sequences(Capture(states, None, positions), first=0, labels=labels)
-        assert cut is not None
+        states, mask, cut_labels = term.sequences(Capture(states, None, positions), first=0, labels=labels)
+        assert cut_labels is not None
         per_sequence = term.loss.over_layers(states, mask)[0].mean(0)
-        counted = (cut != -100).sum(1)
-        here = (per_sequence.detach() * counted / items).sum()
+        counted = (cut_labels != -100).sum(1)
+        own_share = (per_sequence.detach() * counted / items).sum()
         # Under context parallelism the loss of a sequence, and its gradient for this rank's tokens, count with the
         # share of the whole sequence. But torchtitan adds up the losses of the ranks, so the value that this rank
-        # reports, `here`, counts only with the share of its own labels.
+        # reports, `own_share`, counts only with the share of its own labels.
         penalty = (per_sequence * sum_across(counted, self._labels_split) / items).sum()
-        self._sums += torch.stack([task, here])
-        return self._weight * (penalty - penalty.detach() + here)
+        self._sums += torch.stack([task, own_share])
+        return self._weight * (penalty - penalty.detach() + own_share)
 
     def _local(self, states: Sequence[Tensor]) -> list[Tensor]:
         """The states as plain tensors with this rank's part of the sequence.

@@ -111,12 +111,12 @@ class TrainerEngine:
     def _terms(self, labels: Tensor | None, items: Tensor | int | None, loss: Tensor) -> Tensor:
         """weight · penalty, scaled as the trainer expects its loss; both terms are noted for the log."""
         attachment = self._attachment
-        whole = inside.scaled_for_accumulation(self.trainer, items)  # a share of the step: not divided again
-        by_items = whole and items is not None and labels is not None
+        prescaled = inside.scaled_for_accumulation(self.trainer, items)  # a share of the step: not divided again
+        by_items = prescaled and items is not None and labels is not None
         if by_items:
             scale = float(inside.loss_copies(self.trainer))
         else:
-            scale = 1 / inside.accumulation_steps(self.trainer) if whole else 1.0
+            scale = 1 / inside.accumulation_steps(self.trainer) if prescaled else 1.0
         capture = attachment.captures[0]
         weight = attachment.weight
         penalty = attachment.take(labels, items if by_items else None, scale)
@@ -125,11 +125,11 @@ class TrainerEngine:
         if "mean_cosine" not in last and self._wants_cosine:
             self._wants_cosine = False
             last["mean_cosine"] = attachment.term.mean_cosine(capture, attachment.reader.first)  # once per log
-        logged = 1.0 if whole else 1 / inside.accumulation_steps(self.trainer)
+        logged = 1.0 if prescaled else 1 / inside.accumulation_steps(self.trainer)
         self._note("task_loss", loss.detach() * logged)
-        each = [("penalty", weight, penalty.detach())]
-        each += [(f"penalty_{k}", w, last[f"penalty_{k}"] * scale) for k, w in enumerate(attachment.term.weights, 1)]
-        for name, its_weight, value in each:
+        terms = [("penalty", weight, penalty.detach())]
+        terms += [(f"penalty_{k}", w, last[f"penalty_{k}"] * scale) for k, w in enumerate(attachment.term.weights, 1)]
+        for name, its_weight, value in terms:
             self._note(name, value * logged)
             self._note(f"weighted_{name}", its_weight * value * logged)
             self._weights.setdefault(name, set()).add(its_weight)
