@@ -103,9 +103,9 @@ def parse(content: Any, name: str = "result.json") -> Record:
         return Record.by_schema[schema].model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "content"
+        field = ".".join(map(str, first["loc"])) or "content"
         raise Damaged(
-            f"{name} is damaged: {where}: {first['msg'].lower()}, which the schema {schema!r} does not allow; {REMEDY}."
+            f"{name} is damaged: {field}: {first['msg'].lower()}, which the schema {schema!r} does not allow; {REMEDY}."
         ) from None
 
 
@@ -129,16 +129,16 @@ def read(path: AnyPath) -> Record:
 
 def check_folder(folder: Path, kind: str) -> None:
     """Refuse a folder that holds a result of another kind, whose files of the same names would be replaced."""
-    there, config = kind, folder / "config.yaml"
+    found_kind, config = kind, folder / "config.yaml"
     if (folder / "recipe.yaml").is_file():  # unfinished trainings and studies count too
-        there = "training"
+        found_kind = "training"
     elif config.is_file() and config.read_bytes().startswith(b"command: study\n"):
-        there = "study"
-    if there == kind and (folder / "result.json").is_file():
-        there = read(folder).kind
-    if there != kind:
+        found_kind = "study"
+    if found_kind == kind and (folder / "result.json").is_file():
+        found_kind = read(folder).kind
+    if found_kind != kind:
         raise ValueError(
-            f"{str(folder)!r} holds a{'n' * (there[0] in 'aeiou')} {there}: choose another folder with --out."
+            f"{str(folder)!r} holds a{'n' * (found_kind[0] in 'aeiou')} {found_kind}: choose another folder with --out."
         )
 
 
@@ -148,8 +148,8 @@ def find(places: Sequence[AnyPath]) -> Iterator[tuple[Path, str]]:
     seen: set[Path] = set()
     for place in map(Path, places):
         if not place.exists():
-            close = perhaps_beside(place)
-            raise FileNotFoundError(f"no folder at {str(place)!r}: give folders that hold results (result.json){close}")
+            hint = perhaps_beside(place)
+            raise FileNotFoundError(f"no folder at {str(place)!r}: give folders that hold results (result.json){hint}")
         for path, name in _files(place):
             if path.resolve() not in seen:
                 seen.add(path.resolve())
@@ -161,7 +161,7 @@ def _files(place: Path) -> Iterator[tuple[Path, str]]:
         yield place, place.resolve().parent.name if place.name == "result.json" else place.name
         return
     root = place.resolve().name or "results"
-    for where, folders, files in os.walk(place):
+    for folder, folders, files in os.walk(place):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         if "result.json" in files:
-            yield Path(where) / "result.json", (Path(root) / Path(where).relative_to(place)).as_posix()
+            yield Path(folder) / "result.json", (Path(root) / Path(folder).relative_to(place)).as_posix()

@@ -156,11 +156,11 @@ def in_short(whole: Measurement, *, histogram: bool = False, **more: Any) -> Sna
     """Shorten a measurement as training runs and studies keep it; `histogram`: include the density, in 64 bins."""
     states = whole.model.layers + 1
     rows = [state.model_dump() for state in whole.states[:states]]
-    named = {"outlier_share": "top3_variance_share", "effective_rank": "effective_rank"}
-    beside = {name: [row.get(of) for row in rows] for name, of in named.items()}
+    sources = {"outlier_share": "top3_variance_share", "effective_rank": "effective_rank"}
+    per_state = {name: [row.get(of) for row in rows] for name, of in sources.items()}
     return Snapshot(
         mean_cosine=[state.mean_cosine for state in whole.states[:states]],
-        **{name: values for name, values in beside.items() if any(value is not None for value in values)},
+        **{name: values for name, values in per_state.items() if any(value is not None for value in values)},
         spearman_blocks=whole.trend["blocks"]["spearman"].value if "blocks" in whole.trend else None,
         windows=whole.windows_done,
         final_norm=bool(whole.final_norm),
