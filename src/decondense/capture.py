@@ -42,15 +42,15 @@ class Capture:
     def leads_to(self, loss: Tensor) -> bool:
         """Whether the loss was computed from these states: walk back through its graph until one of them is found. True
         also for states without a graph, of which this cannot be known."""
-        ours = {state.grad_fn for state in self.states} - {None}
-        seen, waiting = set(), deque([loss.grad_fn])
-        while waiting:
-            node = waiting.popleft()
-            if node in ours or not ours:
+        state_nodes = {state.grad_fn for state in self.states} - {None}
+        seen, queue = set(), deque([loss.grad_fn])
+        while queue:
+            node = queue.popleft()
+            if node in state_nodes or not state_nodes:
                 return True
             if node is not None and node not in seen:
                 seen.add(node)
-                waiting.extend(before for before, _ in node.next_functions)
+                queue.extend(before for before, _ in node.next_functions)
         return False
 
     def targets(self, labels: Tensor, sides: Sequence[str]) -> None:

@@ -127,12 +127,12 @@ def _loader() -> Any:
     class Once(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
         def __init__(self, text: str) -> None:
             super().__init__(text)
-            self.known: set[Any] = set()
+            self.visited: set[Any] = set()
 
         def flatten_mapping(self, node: Any) -> None:
             """Called for every section before its `<<` is merged in, and again when another section merges this one."""
             lines: dict[Any, int] = {}
-            for key, _ in () if node in self.known else node.value:
+            for key, _ in () if node in self.visited else node.value:
                 if not isinstance(key, yaml.ScalarNode) or key.tag.endswith((":merge", ":value")):  # << and =
                     continue
                 name, line = self.construct_object(key), key.start_mark.line + 1  # by value: 1 and 01 are one key
@@ -142,7 +142,7 @@ def _loader() -> Any:
                         f"{line}: keep one of them"
                     )
                 lines[name] = line
-            self.known.add(node)
+            self.visited.add(node)
             super().flatten_mapping(node)
 
     return Once
@@ -238,17 +238,17 @@ def os_sentence(what: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        room = "free some space or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        raise OSError(f"{what}: {os_reason(error)}; {room}{remedy}.") from error
+        space_hint = "free some space or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise OSError(f"{what}: {os_reason(error)}; {space_hint}{remedy}.") from error
 
 
 def look_writable(folder: Path) -> None:
     """Raise the system's own OSError for a folder that could not be made or written into. Writes nothing."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not there.is_dir():
-        reason = errno.EEXIST if there == folder else errno.ENOTDIR
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        reason = errno.EEXIST if existing == folder else errno.ENOTDIR
         raise OSError(reason, os.strerror(reason))
-    if not os.access(there, os.W_OK | os.X_OK):
+    if not os.access(existing, os.W_OK | os.X_OK):
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
 
@@ -305,8 +305,8 @@ def remembered_sha256(file: Path, folder: Path) -> str:
     identity = f"{file.resolve()} {state.st_size} {state.st_mtime_ns} {state.st_ino}"
     note = folder / f".{hashlib.sha256(identity.encode()).hexdigest()[:20]}.sha256"
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        if re.fullmatch("[0-9a-f]{64}", known := note.read_text(encoding="utf-8")):
-            return known
+        if re.fullmatch("[0-9a-f]{64}", remembered := note.read_text(encoding="utf-8")):
+            return remembered
     with file.open("rb") as handle:
         digest = hashlib.file_digest(handle, "sha256").hexdigest()
     with contextlib.suppress(OSError):
@@ -369,5 +369,5 @@ def own_trace(error: BaseException) -> TracebackType | None:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    mine = trace is not None and Path(trace.tb_frame.f_code.co_filename).is_relative_to(Path(__file__).parent)
-    return trace if mine else None
+    is_ours = trace is not None and Path(trace.tb_frame.f_code.co_filename).is_relative_to(Path(__file__).parent)
+    return trace if is_ours else None

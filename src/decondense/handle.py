@@ -66,9 +66,9 @@ class Handle:
             # Also called where a property fails, and for __setstate__ by a copy that has no attachment yet.
             if name.startswith("_") or hasattr(type(self), name) or not hasattr(self._attachment, name):
                 return object.__getattribute__(self, name)  # raises Python's own error
-            now = {"model": "the model that you attached to", "agreement": 'handle.last["agreement"]'}
-            where = now.get(name) or f"{name} of a decondense.handle.Attachment, which engines are given"
-            raise AttributeError(f"a handle has no {name!r} since 0.2: use {where}.")
+            replacements = {"model": "the model that you attached to", "agreement": 'handle.last["agreement"]'}
+            replacement = replacements.get(name) or f"{name} of a decondense.handle.Attachment, which engines are given"
+            raise AttributeError(f"a handle has no {name!r} since 0.2: use {replacement}.")
 
     @property
     def last(self) -> dict[str, Any]:
@@ -156,12 +156,12 @@ class Attachment:
         # An impossible choice of layers must fail now, not in the first training call.
         chosen = [] if states is None else term.chosen(states, self.reader.first)
         self.reads = [self.reader.name(i) for i in chosen]
-        self.given, self.reached, self._used, self._warned = 0, False, False, False
-        self._stood: tuple[int, float] = (0, 0)  # the latest step seen, and `calls` when it began
-        self._still: list[int] = []  # layers of the last call: with nothing trainable below,
-        self._moved: list[int] = []  # and the others
-        self._told = False
-        self._looked: tuple[int, Tensor, torch.cuda.Event | None] | None = None  # step, both terms on their way, mark
+        self.given, self.reached, self._gradient_seen, self._large_warned = 0, False, False, False
+        self._latest_step: tuple[int, float] = (0, 0)  # the latest step seen, and `calls` when it began
+        self._frozen: list[int] = []  # layers of the last call: with nothing trainable below,
+        self._movable: list[int] = []  # and the others
+        self._frozen_warned = False
+        self._pending: tuple[int, Tensor, torch.cuda.Event | None] | None = None  # step, both terms on their way, mark
         self._number = compiled.number_of(self)
         # What cannot be traced becomes a single graph break at the end of a compiled model. Wrapped here and not where
         # the method is defined, because that would import the compiler together with this package.
@@ -209,13 +209,13 @@ class Attachment:
             capture.autocast, capture.known, self.known = self._autocast, self.known or (), None
             self.captures.append(capture)
 
-        def note(module: nn.Module, args: Any, out: Any) -> None:
+        def note_autocast(module: nn.Module, args: Any, out: Any) -> None:
             out = next(iter(out.values())) if isinstance(out, dict) else out[0] if isinstance(out, tuple) else out
             # No autocast here proves nothing: a reader may call the embedding layer again after the model's call.
             if isinstance(out, Tensor) and autocast_dtype(out) is not None:
                 self._autocast = autocast_dtype(out)
 
-        hooks = [Hook.hang(part.register_forward_hook, note) for part in self.reader.parts]
+        hooks = [Hook.hang(part.register_forward_hook, note_autocast) for part in self.reader.parts]
         for hook in hooks + self.reader.attach(begin, keep):
             self.undo.callback(hook.remove)
 
@@ -241,8 +241,8 @@ class Attachment:
             for capture in captures:
                 capture.targets(labels, getattr(self.reader, "sides", ["decoder"]))
         chosen = self.term.chosen(len(captures[0].states), first)
-        self._moved = [i for i in chosen if any(capture.states[i].requires_grad for capture in captures)]
-        self._still = [i for i in chosen if i not in self._moved]
+        self._movable = [i for i in chosen if any(capture.states[i].requires_grad for capture in captures)]
+        self._frozen = [i for i in chosen if i not in self._movable]
         parts = []
         for capture in captures:
             with _as_called(capture):
@@ -279,10 +279,10 @@ class Attachment:
 
     def _await_step(self) -> None:
         """Warn once if a schedule waits for steps in vain: only those of torch optimisers are seen."""
-        if self.step != self._stood[0]:
-            self._stood = (self.step, self.calls)
-        elif self.term.schedule != "constant" and self.calls - self._stood[1] > MANY:
-            self._stood = (self.step, math.inf)
+        if self.step != self._latest_step[0]:
+            self._latest_step = (self.step, self.calls)
+        elif self.term.schedule != "constant" and self.calls - self._latest_step[1] > MANY:
+            self._latest_step = (self.step, math.inf)
             warn(
                 f"a schedule counts the steps of torch optimisers, got none in {MANY} training calls: after each step "
                 "of any other optimiser run handle.step += 1; ignore this if you accumulate more calls than that."
@@ -291,8 +291,8 @@ class Attachment:
     def reach(self, gradient: Tensor) -> None:
         """Note a backward pass of a compiled model. Its graph is differentiated as a whole, with zero gradients for
         outputs that the loop does not use; looking waits for a GPU, so it stops at the first nonzero gradient."""
-        self._used = self._used or bool(gradient.any())
-        self.reached |= self._used
+        self._gradient_seen = self._gradient_seen or bool(gradient.any())
+        self.reached |= self._gradient_seen
 
     def _reach(self, gradient: Tensor) -> None:
         self.reached = True
@@ -301,22 +301,22 @@ class Attachment:
         """Called after each optimiser step: give the losses of steps 1, 2, 4, … to `warn`. From a GPU they arrive some
         steps later; those of the last such step may arrive too late."""
         self._tell()
-        if self._looked is None and self.step & (self.step - 1) == 0 and "task_loss" in self.last:
+        if self._pending is None and self.step & (self.step - 1) == 0 and "task_loss" in self.last:
             term = self.last["weight"] * self.last["penalty"]
-            self._looked = (self.step, sent(torch.stack([self.last["task_loss"].to(term), term])), mark(term.device))
+            self._pending = (self.step, sent(torch.stack([self.last["task_loss"].to(term), term])), mark(term.device))
             self._tell()
 
     def _tell(self) -> None:
-        if self._looked is None or not (self._looked[2] is None or self._looked[2].query()):
+        if self._pending is None or not (self._pending[2] is None or self._pending[2].query()):
             return
-        (step, both, _), self._looked = self._looked, None
-        task_loss, added = both.tolist()
+        (step, terms, _), self._pending = self._pending, None
+        task_loss, added = terms.tolist()
         self.warn(task_loss, added, step)
 
     def warn(self, task_loss: float, added: float, step: int) -> None:
         """Warn once of a penalty that outweighs the task loss: unbounded ones (ℓ2-repel) silently destroy a model."""
-        if not self._warned and abs(added) > OVERWHELMS * max(1.0, abs(task_loss)):  # a policy's loss is about 0
-            self._warned = True
+        if not self._large_warned and abs(added) > OVERWHELMS * max(1.0, abs(task_loss)):  # a policy's loss is about 0
+            self._large_warned = True
             warn(
                 f"weight · penalty should be small beside the task loss, got {added:.3g} beside {task_loss:.3g} at "
                 f"step {step}: lower the weight, or the model learns the penalty and not the text."
@@ -327,17 +327,17 @@ class Attachment:
         such, an error if all are. A weight of 0 (a control, or after a release) is fine, unless it is about to rise."""
         if not self.weight and (self.step or not self.term.weight):
             return
-        if self._still and not self._moved:
+        if self._frozen and not self._movable:
             raise RuntimeError(
-                f"the loss must reach trainable parameters, but nothing trainable lies below layers {self._still}: "
+                f"the loss must reach trainable parameters, but nothing trainable lies below layers {self._frozen}: "
                 "train something in the blocks (LoRA: target_modules there, not lm_head alone), read later layers, or "
                 "call handle.remove(); reentrant checkpointing hides parameters, use use_reentrant=False."
             )
-        if self._still and not self._told:
-            self._told = True
+        if self._frozen and not self._frozen_warned:
+            self._frozen_warned = True
             warn(
-                f"the loss cannot move all that it reads, since nothing trainable lies below layers {self._still}: "
-                f"leave them out, layers={self._moved}, or part of the weight is wasted on them."
+                f"the loss cannot move all that it reads, since nothing trainable lies below layers {self._frozen}: "
+                f"leave them out, layers={self._movable}, or part of the weight is wasted on them."
             )
 
     def task_loss(self, loss: Tensor) -> None:

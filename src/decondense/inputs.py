@@ -61,12 +61,12 @@ def token_mask(given: dict[str, Any], side: str = "", shape: torch.Size | None =
 
 def _of_tokens(masks: dict[str, Any], name: str) -> Tensor | None:
     """The two-dimensional mask in a mapping of one mask per kind of attention, which some transformers models take."""
-    given = {kind: mask for kind, mask in masks.items() if mask is not None}
-    of_tokens = next((mask for mask in given.values() if isinstance(mask, Tensor) and mask.ndim == 2), None)
-    if of_tokens is None and given:
-        came = ", ".join(f"{kind} {shape_or_type(mask)}" for kind, mask in given.items())
+    present = {kind: mask for kind, mask in masks.items() if mask is not None}
+    of_tokens = next((mask for mask in present.values() if isinstance(mask, Tensor) and mask.ndim == 2), None)
+    if of_tokens is None and present:
+        got = ", ".join(f"{kind} {shape_or_type(mask)}" for kind, mask in present.items())
         raise ValueError(
-            f"{name} must be (batch, tokens) to tell padding from tokens, got a mapping of {came}: pass the "
+            f"{name} must be (batch, tokens) to tell padding from tokens, got a mapping of {got}: pass the "
             "two-dimensional mask, from which the model makes these."
         )
     return of_tokens
@@ -146,9 +146,9 @@ def arguments(model: Any, batch: dict[str, Any], *, stack: str = "decoder") -> d
     labels = given.get("labels")
     given = {key: value for key, value in given.items() if key not in TARGETS}
     cached = stack != "encoder" and "use_cache" in inspect.signature(model.forward).parameters
-    alone = {"use_cache": False} if cached else {}
+    no_cache = {"use_cache": False} if cached else {}
     if not is_encoder_decoder(model):
-        return given | alone
+        return given | no_cache
     if stack == "encoder":
         return {key: value for key, value in given.items() if not key.startswith("decoder_")}
     if "decoder_input_ids" not in given and "decoder_inputs_embeds" not in given:
@@ -167,4 +167,4 @@ def arguments(model: Any, batch: dict[str, Any], *, stack: str = "decoder") -> d
             given["decoder_attention_mask"] = (labels >= 0).long()
         elif labels is None and "decoder_attention_mask" not in given and "attention_mask" in given:
             given["decoder_attention_mask"] = given["attention_mask"]
-    return given | alone
+    return given | no_cache

@@ -67,8 +67,8 @@ def resolve(name: AnyPath, *, revision: str | None = None) -> Source:
         folder = path if (path / "config.json").exists() or not (path / "model").is_dir() else path / "model"
         _check_folder(folder)
         # In every run folder the model is called "model": the run's own name tells them apart.
-        named = folder.resolve().parent if folder.name == "model" else folder.resolve()
-        return Source(text, "folder", str(folder), named.name)
+        run_folder = folder.resolve().parent if folder.name == "model" else folder.resolve()
+        return Source(text, "folder", str(folder), run_folder.name)
     if path.is_absolute() or text.startswith((".", "~")) or text.lower().endswith(".gguf") or text.count("/") > 1:
         raise FileNotFoundError(f"no model at {quoted(text, 200)}: the path does not exist{perhaps_beside(path)}")
     if not text.isprintable() or not text.strip() or any(c.isspace() for c in text) or len(text) > 200:
@@ -113,10 +113,10 @@ def load(
     import torch
 
     source = name if isinstance(name, Source) else resolve(name, revision=revision)
-    spread = device == "auto"
-    if spread:
+    over_devices = device == "auto"
+    if over_devices:
         need("train", 'device="auto"')
-    target = None if spread else pick_device(device)
+    target = None if over_devices else pick_device(device)
     precision = _dtype(dtype, "cpu" if target is None else target.type)
     with _one_sentence(source):
         config = configuration(source, trust_remote_code)
@@ -126,22 +126,22 @@ def load(
             config.update(config_changes)
         check_config(config)
         auto = _auto_class(config, head)
-        words = load_tokenizer(source, trust_remote_code=trust_remote_code) if tokenizer else None
-        empty = target is not None and target.type == "meta"
-        if init or empty:
+        loaded_tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code) if tokenizer else None
+        without_weights = target is not None and target.type == "meta"
+        if init or without_weights:
             # A fork keeps the caller's random stream as it was.
-            with torch.random.fork_rng(), torch.device("meta") if empty else contextlib.nullcontext():
+            with torch.random.fork_rng(), torch.device("meta") if without_weights else contextlib.nullcontext():
                 torch.manual_seed(seed)
-                plain = torch.float32 if precision == "auto" else precision
-                model = auto.from_config(config, dtype=plain, trust_remote_code=trust_remote_code, **options)
+                new_dtype = torch.float32 if precision == "auto" else precision
+                model = auto.from_config(config, dtype=new_dtype, trust_remote_code=trust_remote_code, **options)
         else:
-            if spread:
+            if over_devices:
                 options = {"device_map": "auto", **options}
             options = _hub_options(source, trust_remote_code) | options
             model = whole_model(auto, source.location, dtype=precision, use_safetensors=True, **options)
     if target is not None and not options.get("device_map"):
         model = model.to(target)
-    return model.eval(), words
+    return model.eval(), loaded_tokenizer
 
 
 def check(name: AnyPath, *, revision: str | None = None, dtype: Any = None, trust_remote_code: bool = False) -> None:
@@ -177,7 +177,7 @@ def provenance(source: Source) -> dict[str, str]:
     model's entry, or the card (README.md) beside the weights."""
     if source.kind == "bundled":
         return {"licence": BUNDLED[source.name].licence}
-    known = {"base_model": source.name} if source.kind == "hub" else {}
+    facts = {"base_model": source.name} if source.kind == "hub" else {}
     card = Path(source.location) / "README.md"
     if source.kind == "folder" and card.is_file():
         from huggingface_hub import metadata_load
@@ -186,18 +186,18 @@ def provenance(source: Source) -> dict[str, str]:
             header = metadata_load(card) or {}
             for ours, theirs in (("licence", "license"), ("base_model", "base_model")):
                 if isinstance(header.get(theirs), str):
-                    known[ours] = header[theirs]
-    return known
+                    facts[ours] = header[theirs]
+    return facts
 
 
 def trained_context(folder: Path) -> int | None:
     """Return the block length in tokens with which `decondense train` trained fresh weights, from the recipe beside
     model/ or above checkpoints/: such a model has seen no longer text, however many positions it has. None where the
     run started from trained weights, which may have, and where there is no recipe."""
-    whole = folder.resolve()
-    if whole.name != "model" and not whole.name.startswith("checkpoint-"):
+    model_folder = folder.resolve()
+    if model_folder.name != "model" and not model_folder.name.startswith("checkpoint-"):
         return None
-    run = whole.parent.parent if whole.parent.name == "checkpoints" else whole.parent
+    run = model_folder.parent.parent if model_folder.parent.name == "checkpoints" else model_folder.parent
     recipe = flat(mapping_in(run / "recipe.yaml"))
     fresh = recipe.get("model.architecture") or recipe.get("model.init")
     context = recipe.get("data.context")
@@ -268,9 +268,9 @@ def _dtype(dtype: str | torch.dtype | None, device_type: str) -> torch.dtype | s
     if isinstance(dtype, torch.dtype) or dtype == "auto":
         return dtype
     names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
-    wanted = names.get(dtype, dtype)
-    check_choice("dtype", wanted, [*names.values(), "auto"])
-    return getattr(torch, wanted)
+    full_name = names.get(dtype, dtype)
+    check_choice("dtype", full_name, [*names.values(), "auto"])
+    return getattr(torch, full_name)
 
 
 def _auto_class(config: Any, head: bool) -> Any:
@@ -344,8 +344,8 @@ def _one_sentence(source: Source) -> Iterator[None]:
             reason = "the sizes of its weights are not those of its config.json"
         own_code = "contains custom code" in reason
         if own_code:
-            ask = "--trust-remote-code, trust_remote_code=True, in a recipe model.trust_remote_code"
-            reason = f"it comes with code of its own, which runs only when you say that you trust it ({ask})"
+            options = "--trust-remote-code, trust_remote_code=True, in a recipe model.trust_remote_code"
+            reason = f"it comes with code of its own, which runs only when you say that you trust it ({options})"
         if source.kind == "hub" and not own_code:
             path = Path(source.name)
             cause = error.__cause__

@@ -34,24 +34,24 @@ class ModuleReader:
 
     def __init__(self, model: nn.Module, patterns: str | Sequence[str]) -> None:
         self.model = model
-        given = patterns
-        patterns = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+        passed = patterns
+        patterns = list(passed) if isinstance(passed, Iterable) and not isinstance(passed, str) else [passed]
         if not all(isinstance(one, str) for one in patterns):
             raise TypeError(
                 "modules must be a name of submodules or a list of names, such as 'model.layers.*', got "
-                f"{came(given)}: give names as named_modules() has them."
+                f"{came(passed)}: give names as named_modules() has them."
             )
         modules = {name: module for name, module in model.named_modules() if name}
         self.names = [name for name in modules if any(_matches(name, pattern) for pattern in patterns)]
         if not self.names:
             deeper = ((name, one) for one in patterns for name in modules if fnmatch.fnmatchcase(name, f"*.{one}"))
-            whole = next((".".join([*name.split(".")[: -1 - one.count(".")], one]) for name, one in deeper), "")
+            suggestion = next((".".join([*name.split(".")[: -1 - one.count(".")], one]) for name, one in deeper), "")
             blocks = dict.fromkeys(re.sub(r"\b\d+\b", "*", name) for name in modules)
-            whole = whole or next((close for one in patterns for close in near(one, blocks)), "")
-            meant = f" Did you mean {whole!r}?" if whole else ""
+            suggestion = suggestion or next((close for one in patterns for close in near(one, blocks)), "")
+            hint = f" Did you mean {suggestion!r}?" if suggestion else ""
             raise ValueError(
                 f"modules must name layers of {type(model).__name__}, but {patterns} matches none: patterns are "
-                f"matched, level by level, against names such as {', '.join(list(modules)[:8])}.{meant}"
+                f"matched, level by level, against names such as {', '.join(list(modules)[:8])}.{hint}"
             )
         for name in self.names:
             if isinstance(modules[name], nn.ModuleList | nn.ModuleDict):
@@ -68,19 +68,19 @@ class ModuleReader:
         self.parts = [modules[name] for name in self.names]
         # The torch stack around each layer; a layer outside of any uses the first one's mask if all mask the same side.
         stacks = [padded_by(model, name) for name in self.names]
-        around = [one for one in stacks if one is not None]
-        alone = around[0] if len({argument for _, argument in around}) == 1 else ("", "")
-        self.padded = [one or alone for one in stacks]
+        known_stacks = [one for one in stacks if one is not None]
+        default_stack = known_stacks[0] if len({argument for _, argument in known_stacks}) == 1 else ("", "")
+        self.padded = [one or default_stack for one in stacks]
         self.sides = _sides(self.names, self.parts, unwrap_peft(model), self.padded)
         self.differentiated = True  # whether a loss is computed from the states, which must then carry a gradient
         self._outputs: dict[str, Tensor] | None = None
         self._paddings: dict[str, Any] = {}  # module name of a torch stack → its padding mask in this call
         warned = set()
 
-        def tell(words: str) -> None:  # a function: the compiler calls it while it traces (`Attachment.read`)
-            if words not in warned:
-                warned.add(words)
-                warn(words)
+        def tell(message: str) -> None:  # a function: the compiler calls it while it traces (`Attachment.read`)
+            if message not in warned:
+                warned.add(message)
+                warn(message)
 
         self.tell = tell
 
@@ -143,9 +143,9 @@ class ModuleReader:
     def _capture(self, outputs: dict[str, Tensor], given: dict[str, Any]) -> Capture:
         states = self._states(outputs)
         paddings = [self._paddings.get(around) for around, _ in self.padded]
-        one = len(set(self.sides)) == 1 and all(padding is paddings[0] for padding in paddings)
-        each = list(zip(states, paddings))[: 1 if one else None]
-        masks = [self._mask(self._own(given, i), i, z.shape[:2], padding) for i, (z, padding) in enumerate(each)]
+        one_mask = len(set(self.sides)) == 1 and all(padding is paddings[0] for padding in paddings)
+        pairs = list(zip(states, paddings))[: 1 if one_mask else None]
+        masks = [self._mask(self._own(given, i), i, z.shape[:2], padding) for i, (z, padding) in enumerate(pairs)]
         if masks[0] is None and (unread := unread_mask(self._own(given, 0), states[0].shape[:2])) is not None:
             self.tell(
                 "padding is read from attention_mask (1: a token) or key_padding_mask (True: padding), got "
@@ -153,12 +153,12 @@ class ModuleReader:
                 "forward one of those names."
             )
         positions = None if "image" in self.sides else given.get("position_ids")
-        return Capture(states, masks[0], positions, None if one else masks)
+        return Capture(states, masks[0], positions, None if one_mask else masks)
 
     def _own(self, given: dict[str, Any], state: int) -> dict[str, Any]:
         """The model's arguments that may describe a layer's tokens: for a layer over the target, none of the source."""
-        others = ("src", "memory") if self.padded[state][1].startswith("tgt") else ()
-        return {name: value for name, value in given.items() if not name.startswith(others)}
+        source_names = ("src", "memory") if self.padded[state][1].startswith("tgt") else ()
+        return {name: value for name, value in given.items() if not name.startswith(source_names)}
 
     def _mask(self, given: dict[str, Any], state: int, shape: torch.Size, padding: Any) -> Tensor | None:
         """The tokens that count: by the `padding` that a torch stack was called with, else by the arguments `given`."""

@@ -67,7 +67,7 @@ class Term:
             self.weight = float(self.weight)  # a NumPy scalar would multiply tensors by NumPy's rules
         if not callable(schedule):
             check_choice("schedule", schedule, SCHEDULES)
-        came = "a function" if callable(schedule) else repr(schedule)
+        kind = "a function" if callable(schedule) else repr(schedule)
         ramps = schedule in ("linear", "cosine", "release")
         if ramps and not is_whole(ramp_steps, 1):
             raise ValueError(
@@ -76,7 +76,7 @@ class Term:
             )
         if ramp_steps is not None and not ramps:
             raise ValueError(
-                f"ramp_steps goes with schedule='linear', 'cosine' or 'release', got {ramp_steps!r} with {came}: "
+                f"ramp_steps goes with schedule='linear', 'cosine' or 'release', got {ramp_steps!r} with {kind}: "
                 "choose one of those, or leave it out."
             )
         if schedule == "release" and not is_whole(release_at, 0):
@@ -86,7 +86,7 @@ class Term:
             )
         if schedule != "release" and release_at is not None:
             raise ValueError(
-                f"release_at goes with schedule='release', got {release_at!r} with {came}: choose that schedule, or "
+                f"release_at goes with schedule='release', got {release_at!r} with {kind}: choose that schedule, or "
                 "leave release_at out."
             )
         if self.segments is not None:
@@ -137,9 +137,9 @@ class Term:
     def across(self, group: Any) -> Term:
         """The same term for sequences that are split over the processes of a group."""
         if "process_group" not in registered()[self.loss.name].options or self.check_every:
-            what = "check_every" if self.check_every else f"{self.loss.name!r}"
+            got = "check_every" if self.check_every else f"{self.loss.name!r}"
             raise ValueError(
-                f"under context parallelism the loss must be computed over the parts of a sequence, got {what}, which "
+                f"under context parallelism the loss must be computed over the parts of a sequence, got {got}, which "
                 "needs the whole: use 'dispersion' with estimator='first_order' or 'exact', or switch cp_size off."
             )
         return replace(self, loss=Loss(self.loss.name, **{**self.loss.keywords, "process_group": group}))
@@ -160,8 +160,8 @@ class Term:
         parts = self._parts(capture)
         states, mask, labels = self.sequences(capture, first, labels)
         values, cosines = self._values(states, mask, capture.known)
-        among = self._among(mask, values)
-        share, part = values.new_full((values.shape[1],), parts / values.shape[1]) * among, values.new_full((), parts)
+        factor = self._pair_factor(mask, values)
+        share, part = values.new_full((values.shape[1],), parts / values.shape[1]) * factor, values.new_full((), parts)
         if items is not None and labels is not None:
             labelled = (labels != -100).reshape(len(labels), -1).sum(1)  # one label per token, or per sequence
             counted = sum_across(labelled, self.group)
@@ -173,10 +173,10 @@ class Term:
             penalty = penalty - penalty.detach() * (1 - 1 / parts)
         result = {"penalty": penalty, "per_layer": per_layer.detach() / or_one(part), "share": part / parts}
         if cosines is not None:
-            result["mean_cosine"] = cosines.detach().mean(1) * among.squeeze(1)
+            result["mean_cosine"] = cosines.detach().mean(1) * factor.squeeze(1)
         return result
 
-    def _among(self, mask: Masks, like: Tensor) -> Tensor:
+    def _pair_factor(self, mask: Masks, like: Tensor) -> Tensor:
         """The factor from a mean over all sequences to one over those with a pair of tokens: (layers, 1) or (1, 1)."""
         ones = like.new_ones(1)
         each = [
@@ -189,8 +189,8 @@ class Term:
         """Loss values (layers, batch) and mean cosines; without a mask `known` ones, of whole rows, are reused."""
         if mask is not None or not known:
             return self.loss.over_layers(states, mask)
-        each = {id(z): rest for z, *rest in known}
-        of_states = [each.get(id(z)) or self.loss.over_layers([z], None) for z in states]
+        by_id = {id(z): rest for z, *rest in known}
+        of_states = [by_id.get(id(z)) or self.loss.over_layers([z], None) for z in states]
         values, cosines = ([part for part in parts if part is not None] for parts in zip(*of_states))
         return torch.cat(values), torch.cat(cosines) if cosines else None
 
@@ -209,8 +209,8 @@ class Term:
         """Whether the rows may hold several documents each."""
         positions = capture.position_ids
         auto = self.segments == "auto" and capture.attention_mask is None
-        cut = self.group is None and (self.segments == "position_ids" or auto)
-        return cut and capture.masks is None and positions is not None and positions.ndim == 2
+        may_cut = self.group is None and (self.segments == "position_ids" or auto)
+        return may_cut and capture.masks is None and positions is not None and positions.ndim == 2
 
     def _parts(self, capture: Capture) -> int:
         """The number of processes that share a sequence. If several, packed rows are refused: documents would cross."""
@@ -252,7 +252,7 @@ class Term:
             cosines = torch.stack([mean_cosine_across(z, m, self.group) for z, m in zip(states, masks)])
         else:
             cosines = get("cosreg").over_layers(states, mask)[0]
-        return cosines.mean(1) * self._among(mask, cosines).squeeze(1)
+        return cosines.mean(1) * self._pair_factor(mask, cosines).squeeze(1)
 
     def agreement(self, capture: Capture, first: int) -> Tensor:
         """Cosine per layer between the estimator's gradient and the exact one, on the first sequence, or document of a
@@ -262,8 +262,8 @@ class Term:
         states, masks, _ = self.sequences(capture, first)
         for state, mask in zip(states, masks if isinstance(masks, list) else [masks] * len(states)):
             i = 0 if mask is None else int((mask.sum(1) >= 2).to(torch.uint8).argmax())
-            z, own = state[i : i + 1].detach().float().requires_grad_(), None if mask is None else mask[i : i + 1]
-            pair = [torch.autograd.grad(f(z, own), z)[0] for f in (self.loss, exact)]
+            z, own_mask = state[i : i + 1].detach().float().requires_grad_(), None if mask is None else mask[i : i + 1]
+            pair = [torch.autograd.grad(f(z, own_mask), z)[0] for f in (self.loss, exact)]
             cosines.append(torch.cosine_similarity(pair[0].flatten(), pair[1].flatten(), dim=0))
         return torch.stack(cosines)
 
@@ -273,14 +273,14 @@ class Term:
         if mask is None:
             return None
         if not isinstance(mask, Tensor) or mask.shape != shape:
-            came = geometry.shape_or_type(mask)
+            got = geometry.shape_or_type(mask)
             remedy = "pass the two-dimensional mask, or none and position_ids that restart"
             if isinstance(mask, Tensor) and mask.ndim == 2 and len(mask) == shape[0]:  # audio: a mask of samples
-                came += ", of what it shortens first" if mask.shape[1] > shape[1] else ""
+                got += ", of what it shortens first" if mask.shape[1] > shape[1] else ""
                 remedy = "attach to a part that is called with the mask of its states, regularize(model.encoder, "
                 remedy += "modules='layers.*'), and add handle.penalty(), or leave the mask out"
             raise ValueError(
-                f"attention_mask must be (batch, tokens) = {tuple(shape)} to tell padding from tokens, got {came}: "
+                f"attention_mask must be (batch, tokens) = {tuple(shape)} to tell padding from tokens, got {got}: "
                 f"{remedy}."
             )
         return geometry.counting(mask)

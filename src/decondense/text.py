@@ -130,8 +130,8 @@ def open_text(
     """
     opened = text if isinstance(text, Text) else _opened(text, data, column, characters)
     documents = tuple(map(_encodable, opened.documents))
-    if halves := sum(one is not other for one, other in zip(documents, opened.documents)):
-        note = f"{halves} of {len(documents)} documents had half a surrogate pair, which is no character: now U+FFFD."
+    if broken := sum(one is not other for one, other in zip(documents, opened.documents)):
+        note = f"{broken} of {len(documents)} documents had half a surrogate pair, which is no character: now U+FFFD."
         opened = replace(opened, documents=documents, notes=(*opened.notes, note))
     if not opened.joined.strip():
         raise ValueError(f"text {opened.name!r} must hold some words, but it is empty: give another text.")
@@ -225,8 +225,8 @@ def _in_memory(text: Any, column: str | None, characters: int) -> Text:
     if not isinstance(text, Iterable):
         raise TypeError(f"text must be a name, a file, strings or a table, got {kind}.")
     rows = text.to_dict("records") if hasattr(text, "to_dict") and hasattr(text, "columns") else text
-    read = row_documents(rows, column, where=f"the {kind}")
-    documents, notes = complete(_until(characters, read) if isinstance(text, Iterator) else read, f"the {kind}")
+    texts = row_documents(rows, column, where=f"the {kind}")
+    documents, notes = complete(_until(characters, texts) if isinstance(text, Iterator) else texts, f"the {kind}")
     return Text("list" if kind == "tuple" else kind, f"{kind} in memory", tuple(documents), notes=tuple(notes))
 
 
@@ -283,8 +283,8 @@ def _open_named(name: str, split: str, data: AnyPath | None, characters: int) ->
         return Text("pydoc", source, tuple(topics[key] for key in sorted(topics)))
     rows = _hub_rows(name, split)
     documents = tuple(_until(characters, rows) if entry.stream else rows)
-    head = f", first {len(documents)} rows" if entry.stream else ""
-    return Text(label, source + head, documents, entry.joiner)
+    extent = f", first {len(documents)} rows" if entry.stream else ""
+    return Text(label, source + extent, documents, entry.joiner)
 
 
 def iterate_documents(text: str, *, data: AnyPath | None) -> tuple[str, Iterator[str]]:
@@ -318,12 +318,12 @@ def _hub_rows(name: str, split: str) -> Iterator[str]:
     assert entry.hub is not None
     from datasets import load_dataset
 
-    last = None
+    previous = None
     try:
         for row in load_dataset(entry.hub[0], entry.hub[1], split=split, streaming=entry.stream):
-            if row[entry.field] != last:  # squad repeats each context for every question
-                last = row[entry.field]
-                yield last
+            if row[entry.field] != previous:  # squad repeats each context for every question
+                previous = row[entry.field]
+                yield previous
     except Exception as error:  # the hub client raises a dozen types; the user needs one sentence
         raise OSError(_not_on_hub(name, split).format(hub.first_line(error))) from error
 
@@ -341,11 +341,11 @@ def _local_file(name: str, split: str, data: AnyPath | None) -> Path | None:
     root = Path(folder).expanduser()
     if not root.is_dir():
         raise FileNotFoundError(f"the data folder {str(folder)!r} does not exist: create it or leave it out.")
-    entry, alike = TEXTS[name], ("validation", "valid", "dev")
+    entry, synonyms = TEXTS[name], ("validation", "valid", "dev")
     for pattern in entry.local:
         if "{split}" not in pattern and split != entry.split:
             continue  # a file without splits holds the default split only
-        for s, ending in itertools.product((split, *(alike if split in alike else ())), ("", ".gz", ".xz")):
+        for s, ending in itertools.product((split, *(synonyms if split in synonyms else ())), ("", ".gz", ".xz")):
             path = root / (pattern.format(name=name, split=s) + ending)
             if path.is_file():
                 return path

@@ -47,8 +47,8 @@ def read_documents(path: Path, *, column: str | None = None) -> tuple[list[str],
     first of ``FIELDS`` that the row has."""
     files = files_of(path)
     if path.is_dir():
-        read = [read_documents(file, column=column) for file in files]
-        return [d for documents, _ in read for d in documents], [note for _, notes in read for note in notes]
+        per_file = [read_documents(file, column=column) for file in files]
+        return [d for documents, _ in per_file for d in documents], [note for _, notes in per_file for note in notes]
     ending, where = ending_of(path), repr(str(path))
     rows: Iterable[Any]
     notes: list[str] = []
@@ -65,8 +65,8 @@ def read_documents(path: Path, *, column: str | None = None) -> tuple[list[str],
                 return [content], notes
             csv.field_size_limit(LARGEST)  # documents may be longer than csv's limit of 128 kB for a cell
             rows = csv.DictReader(io.StringIO(content, newline=""), delimiter=TABLES[ending])
-        documents, more = complete(row_documents(rows, column, where=where), path.name)
-    return [d for d in documents if d] if ending == ".parquet" else documents, notes + more
+        documents, row_notes = complete(row_documents(rows, column, where=where), path.name)
+    return [d for d in documents if d] if ending == ".parquet" else documents, notes + row_notes
 
 
 def read_beginning(path: Path) -> list[str]:
@@ -122,9 +122,9 @@ def complete(of_rows: Iterable[str | None], name: str) -> tuple[list[str], list[
     """Return (documents, notes): the rows that have a document, and a note on how many have none."""
     rows = list(of_rows)
     documents = [document for document in rows if document is not None]
-    none = len(rows) - len(documents)
-    left = "has no text and was left out" if none == 1 else "have no text and were left out"
-    return documents, [f"{none} of {len(rows)} rows of {name} {left}."] if none else []
+    missing = len(rows) - len(documents)
+    left_out = "has no text and was left out" if missing == 1 else "have no text and were left out"
+    return documents, [f"{missing} of {len(rows)} rows of {name} {left_out}."] if missing else []
 
 
 def _is_document(value: Any) -> bool:
@@ -138,12 +138,12 @@ def ending_of(path: Path) -> str:
 
 def unpacked(path: Path) -> bytearray:
     opener = _opener(path)
-    most = LARGEST if opener is open else min(LARGEST, max(1 << 26, 200 * path.stat().st_size))
+    limit = LARGEST if opener is open else min(LARGEST, max(1 << 26, 200 * path.stat().st_size))
     blob = bytearray()  # grows in place: a single read() would hold everything twice
     with opener(path, "rb") as file:
         while block := file.read(1 << 22):
             blob += block
-            if len(blob) > most:
+            if len(blob) > limit:
                 raise ValueError(
                     "a text file must hold at most 1 GiB, packed at most 64 MiB or 200 times its size: "
                     f"{str(path)!r} holds more; split it into a folder."
@@ -193,8 +193,8 @@ def _rows(content: str) -> list[Any]:
     """Return the rows of a .json file: a list, a single row, or SQuAD's own layout."""
     whole = _json(content) if content.strip() else []
     if isinstance(whole, dict) and isinstance(whole.get("data"), list):
-        inside = [row.get("paragraphs") if isinstance(row, dict) else None for row in whole["data"]]
-        return [row for rows in inside if isinstance(rows, list) for row in rows]
+        paragraphs = [row.get("paragraphs") if isinstance(row, dict) else None for row in whole["data"]]
+        return [row for rows in paragraphs if isinstance(rows, list) for row in rows]
     return whole if isinstance(whole, list) else [whole]
 
 

@@ -131,8 +131,8 @@ def convert_gguf(parts: Sequence[Path], stem: str, *, sha256: str | None = None)
         return target
     need("gguf", f"reading {parts[0].name}")
     shutil.rmtree(target, ignore_errors=True)  # made from other content, or incomplete
-    what = f"the cache {target.parent} must be writable, and have room for the converted {parts[0].name}"
-    with os_sentence(what, "set DECONDENSE_CACHE to another folder"):
+    requirement = f"the cache {target.parent} must be writable, and have room for the converted {parts[0].name}"
+    with os_sentence(requirement, "set DECONDENSE_CACHE to another folder"):
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".converting-", dir=target.parent) as work:
             folder = Path(work) / "model"
@@ -154,15 +154,15 @@ def _dequantise(path: Path, folder: Path) -> None:
 
     # A header holds every word of the vocabulary, which takes Python seconds to read. transformers reads it for the
     # tokenizer, for the configuration and for the weights, each time through `gguf.GGUFReader`: once is enough.
-    once = functools.cache(gguf.GGUFReader)
-    where, file = str(path.resolve().parent), path.name
+    read_once = functools.cache(gguf.GGUFReader)
+    source_folder, file = str(path.resolve().parent), path.name
     try:
-        with replaced(gguf, "GGUFReader", once), without_gguf_bar():
-            add_bos = _wants_bos(os.path.join(where, file))
+        with replaced(gguf, "GGUFReader", read_once), without_gguf_bar():
+            add_bos = _wants_bos(os.path.join(source_folder, file))
             with quiet_loading():
-                tokenizer: Any = AutoTokenizer.from_pretrained(where, gguf_file=file)
-            plain = {"dtype": torch.float32, "quantization_config": GgufConfig(dequantize=True)}
-            model = whole_model(AutoModelForCausalLM, where, gguf_file=file, **plain)
+                tokenizer: Any = AutoTokenizer.from_pretrained(source_folder, gguf_file=file)
+            options = {"dtype": torch.float32, "quantization_config": GgufConfig(dequantize=True)}
+            model = whole_model(AutoModelForCausalLM, source_folder, gguf_file=file, **options)
     except Exception as error:
         # A damaged file breaks something deep inside the reader (struct, numpy, KeyError): say only that.
         raise ValueError(
@@ -206,11 +206,11 @@ def _wants_bos(path: str) -> bool:
     return wish is not None and bool(wish.contents())
 
 
-def whole_model(auto: Any, where: str, **options: Any) -> Any:
+def whole_model(auto: Any, location: str, **options: Any) -> Any:
     """``auto.from_pretrained``, but refuse weights that lack tensors of a block, which would silently be random."""
     with quiet_loading():
-        model, seen = auto.from_pretrained(where, output_loading_info=True, **options)
-    lacking = sorted(key for key in seen["missing_keys"] if re.search(r"\.\d+\.", key))
+        model, loading_info = auto.from_pretrained(location, output_loading_info=True, **options)
+    lacking = sorted(key for key in loading_info["missing_keys"] if re.search(r"\.\d+\.", key))
     if lacking:
         raise ValueError(
             f"the weights lack {len(lacking)} tensors that the configuration asks for, such as {lacking[0]}"

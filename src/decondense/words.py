@@ -62,12 +62,12 @@ DIFFERENCE = (
 
 def difference_cells(row: Mapping[str, Any], say: Callable[..., str] = points, items: str = "{}") -> tuple[str, ...]:
     """Format a row of a comparison (`records.differences`) for people, under the heads in `DIFFERENCE`."""
-    reach = "–" if row["low"] is None else f"{say(row['low'], sign=True)} to {say(row['high'], sign=True)}"
+    interval = "–" if row["low"] is None else f"{say(row['low'], sign=True)} to {say(row['high'], sign=True)}"
     holm = "" if row.get("p_holm") is None else p_value(row["p_holm"])
     head = str(row["task"]), items.format(row["items"]), say(row["base"]), say(row["treated"])
     ratio = "" if row.get("signal_to_noise") is None else f"{row['signal_to_noise']:.1f}".replace("-", "−")
     tests = p_value(row["p"]), holm, say(row["smallest_effect"]), ratio
-    return *head, say(row["difference"], sign=True), reach, *tests
+    return *head, say(row["difference"], sign=True), interval, *tests
 
 
 def p_words(value: float) -> str:
@@ -77,8 +77,8 @@ def p_words(value: float) -> str:
 
 def span(value: Any, low: Any = None, high: Any = None, digits: int = 2, *, sign: bool = False) -> str:
     """0.82 [0.80, 0.83], or 0.82 where the interval is not known; a dash for a value that is not finite."""
-    known = (None if x is None or not math.isfinite(x) else x for x in (value, low, high))
-    middle, *ends = (None if x is None else _fixed(x, digits, sign) for x in known)
+    finite = (None if x is None or not math.isfinite(x) else x for x in (value, low, high))
+    middle, *ends = (None if x is None else _fixed(x, digits, sign) for x in finite)
     if middle is None or None in ends:
         return middle or "–"
     return f"{middle} [{ends[0]}, {ends[1]}]"
@@ -148,10 +148,10 @@ def slug(*words: str) -> str:
 def near(name: object, known: Iterable[str], *, n: int = 1, cutoff: float = 0.65) -> list[str]:
     """Return the known words nearest to `name`, best first: those that begin with it, else those that have it between
     underscores, else those spelt alike."""
-    words, name = [*dict.fromkeys(known)], str(name)
-    begun = [word for word in words if name and word.startswith(name)]  # "first" for "first_order"
-    begun = begun or [word for word in words if name in word.split("_")]  # "norm" for "token_norm"
-    return difflib.get_close_matches(name, begun, n, 0.0) or difflib.get_close_matches(name, words, n, cutoff)
+    names, name = [*dict.fromkeys(known)], str(name)
+    preferred = [word for word in names if name and word.startswith(name)]  # "first" for "first_order"
+    preferred = preferred or [word for word in names if name in word.split("_")]  # "norm" for "token_norm"
+    return difflib.get_close_matches(name, preferred, n, 0.0) or difflib.get_close_matches(name, names, n, cutoff)
 
 
 def nearest(name: object, known: Collection[str], otherwise: str | None = None) -> str:
