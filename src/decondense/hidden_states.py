@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from .capture import Capture, Hook
 from .checks import check_choice
 from .inputs import called_with, stating, token_mask
-from .insides.transformers import is_encoder_decoder
+from .insides.transformers import is_encoder_decoder, only
 from .named_layers import ModuleReader, came, naming
 from .split import refuse_pipeline
 from .stack import stack_of, unwrap_peft
@@ -74,9 +74,8 @@ class StackReader:
             if self._wanted is True:
                 return None
             rest = {key: value for key, value in out.items() if key != "hidden_states"}
-            if self._wanted:  # some layers, counted from the first block: the others become None
-                asked = set(self._wanted)
-                rest["hidden_states"] = tuple(s if i in asked else None for i, s in enumerate(states[1:]))
+            if self._wanted:
+                rest["hidden_states"] = only(states, self._wanted)
             return type(out)(**rest)
 
         return [

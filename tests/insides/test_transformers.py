@@ -111,6 +111,15 @@ def test_hidden_states_are_collected_by_hooks_that_are_hung_up_once(monkeypatch)
         inside.collect_hidden_states(model)
 
 
+def test_which_hidden_states_a_call_asks_for(monkeypatch):
+    states = list(torch.arange(4))
+    assert inside.only(states, [0, -1]) == (0, None, None, 3)
+    assert inside.only(states, -2) == (None, None, 2, None)
+    monkeypatch.setattr(inside, "_release", lambda: (5, 22))
+    assert inside.only(states, [0, 2]) == (1, None, 3)
+    assert inside.only(states, 1) == (0, 1, 2, 3)
+
+
 @pytest.mark.parametrize("attentions", [False, True])
 def test_hooks_inside_the_blocks_are_for_what_the_configuration_asks_for(attentions, monkeypatch):
     model = llama().model

@@ -66,10 +66,19 @@ def test_hidden_states_only_for_those_who_asked():
         model.config.output_hidden_states = True
         assert len(model(input_ids=ids, labels=ids).hidden_states) == 4
         model.config.output_hidden_states = False
-        some = model(input_ids=ids, labels=ids, output_hidden_states=[1])
-        assert [s is not None for s in some.hidden_states] == [False, True, False]
-        assert torch.equal(some.hidden_states[1], asked.hidden_states[2])
     assert model.config.to_dict() == before
+
+
+@pytest.mark.parametrize("asked", [[1], [0, 2], [-1], 1, -2])
+def test_those_who_asked_for_some_hidden_states_have_them_as_without_the_loss(asked):
+    model, ids = llama().train(), tokens()
+    expected = torch.stack([losses.dispersion(z) for z in states(model, input_ids=ids)[1:]]).mean()
+    alone = model(input_ids=ids, output_hidden_states=asked).hidden_states
+    with dc.regularize(model, "dispersion", estimator="exact") as handle:
+        out = model(input_ids=ids, labels=ids, output_hidden_states=asked)
+        torch.testing.assert_close(handle.last["penalty"], expected.detach())
+    assert [s is None for s in out.hidden_states] == [s is None for s in alone]
+    assert all(s is None or torch.equal(s, t) for s, t in zip(out.hidden_states, alone, strict=True))
 
 
 def test_tuples():

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
+
+from torch import Tensor
 
 from . import attribute, member, replaced
 
@@ -70,6 +73,16 @@ def without_gguf_bar() -> contextlib.AbstractContextManager[None]:
     if "tqdm" not in vars(module):
         return contextlib.nullcontext()
     return replaced(module, "tqdm", lambda items, **_: items)
+
+
+def only(states: Sequence[Tensor], asked: int | Sequence[int]) -> Sequence[Tensor | None]:
+    """The hidden states that a call returns which asked for one or some of them: the others are None. Indices count the
+    embedding layer. Before transformers 5.23 a list began at the first block, and a number was no index."""
+    number = isinstance(asked, int)
+    if _release() < (5, 23):
+        states, asked = (states, range(len(states))) if number else (states[1:], asked)
+    indices = {asked} if isinstance(asked, int) else set(asked)
+    return tuple(s if indices & {i, i - len(states)} else None for i, s in enumerate(states))
 
 
 def is_encoder_decoder(model: Any) -> bool:
