@@ -342,7 +342,7 @@ class Attachment:
 
     def task_loss(self, loss: Tensor) -> None:
         """Record in `last` the task loss to which the penalty just taken is added, on the same scale."""
-        self.last["task_loss"] = loss.detach() / or_one(self.last["share"]).to(loss.device)
+        self.last["task_loss"] = loss.detach().reshape(()) / or_one(self.last["share"]).to(loss.device)
 
 
 def _as_called(capture: Capture) -> AbstractContextManager[Any]:

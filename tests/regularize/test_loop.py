@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import decondense as dc
+from decondense import losses
 from decondense.handle import Attachment
 from regularize.models import VOCABULARY, Plain, assert_same, gradients, llama, tokens
 
@@ -355,22 +356,38 @@ def test_a_body_in_eval_mode_inside_of_a_model_that_trains_is_named():
             optimiser.step()
 
 
-@pytest.mark.parametrize("loss", [0.5, {"main": torch.ones(())}])
-def test_a_loss_that_is_no_tensor_is_told(loss):
-    class Own(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body = nn.Linear(4, 4)
+class Own(nn.Module):
+    """`loss` is a function of the states."""
 
-        def forward(self, x):
-            return {"loss": loss, "states": self.body(x)}
+    def __init__(self, loss):
+        super().__init__()
+        self.body, self.loss = nn.Linear(4, 4), loss
 
-    model = Own().train()
+    def forward(self, x):
+        states = self.body(x)
+        return {"loss": self.loss(states), "states": states}
+
+
+@pytest.mark.parametrize("loss", [0.5, {"main": torch.ones(())}, torch.ones(2), torch.ones(2, 3)])
+def test_a_loss_that_is_no_number_in_a_tensor_is_told(loss):
+    model = Own(lambda states: loss).train()
     with (
         dc.regularize(model, modules="body"),
-        pytest.raises(TypeError, match=r"must be a tensor .* handle\.penalty\(\)"),
+        pytest.raises(TypeError, match=r"must be a tensor of one number .* handle\.penalty\(\)"),
     ):
         model(torch.randn(2, 3, 4))
+
+
+def test_a_loss_with_a_dimension_of_one():
+    model, x = Own(lambda states: states.square().mean().view(1)).train(), torch.randn(2, 3, 4)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
+    plain = model(x)
+    with dc.regularize(model, weight=0.1, modules="body", estimator="exact") as handle:
+        loss = model(x)["loss"]
+        loss.backward()
+        optimiser.step()
+        torch.testing.assert_close(loss, plain["loss"] + 0.1 * losses.dispersion(plain["states"]))
+        torch.testing.assert_close(handle.last["task_loss"], plain["loss"].detach().squeeze())
 
 
 @pytest.mark.parametrize("forgotten", ["the loss", "train()"])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..capture import Hook, after_optimisers, shifted
+from ..geometry import shape_or_type
 from ..handle import Attachment
 from ..inputs import called_with
 from ..insides.torch import is_replica
@@ -144,10 +145,10 @@ def _loss_of(out: Any, labels: bool) -> Tensor | None:
     """The loss in a model's output: `loss` of a ModelOutput or dict, or with labels the first entry of a tuple."""
     if isinstance(out, dict):
         loss = out.get("loss")
-        if not isinstance(loss, Tensor | None):
+        if loss is not None and not (isinstance(loss, Tensor) and loss.numel() == 1):
             raise TypeError(
-                f"the loss that a model returns must be a tensor for the penalty to be added, got "
-                f"{type(loss).__name__}: return one, or none, and add handle.penalty() to your own."
+                f"the loss that a model returns must be a tensor of one number for the penalty to be added, got "
+                f"{shape_or_type(loss)}: return one, or none, and add handle.penalty() to your own."
             )
         return loss
     if isinstance(out, tuple) and labels and isinstance(out[0], Tensor) and out[0].ndim == 0:
