@@ -99,7 +99,8 @@ class Handle:
 
     @property
     def reads(self) -> list[str]:
-        """The hidden states, or modules, that the loss is computed from."""
+        """The hidden states, or modules, that the loss is computed from. For a model whose configuration does not say
+        how many it has, as with images, there are none before the first training call."""
         return self._attachment.reads
 
     @property
@@ -154,8 +155,7 @@ class Attachment:
         self.known: list[Known] | None = None  # a list during a call that is collected
         self.reader, states = hs.reader_of(self.model, modules)
         # An impossible choice of layers must fail now, not in the first training call.
-        chosen = [] if states is None else term.chosen(states, self.reader.first)
-        self.reads = [self.reader.name(i) for i in chosen]
+        self._chosen = [] if states is None else term.chosen(states, self.reader.first)
         self.given, self.reached, self._gradient_seen, self._large_warned = 0, False, False, False
         self._latest_step: tuple[int, float] = (0, 0)  # the latest step seen, and `calls` when it began
         self._frozen: list[int] = []  # layers of the last call: with nothing trainable below,
@@ -179,6 +179,11 @@ class Attachment:
     def weight(self) -> float:
         """The weight at the current step."""
         return self.term.weight_at(self.step)
+
+    @property
+    def reads(self) -> list[str]:
+        """The names of what the last call read; before the first call, of what the configuration tells."""
+        return [self.reader.name(i) for i in sorted(self._movable + self._frozen) or self._chosen]
 
     def remove(self) -> None:
         self.attached = False

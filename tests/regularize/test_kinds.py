@@ -207,10 +207,11 @@ def test_the_loss(name):
     total.backward()
     expected = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
-    with dc.regularize(model, weight=0.5, modules=kind.modules):
+    with dc.regularize(model, weight=0.5, modules=kind.modules) as handle:
         out = model(**inputs)
         torch.testing.assert_close(out.loss, total)
         out.loss.backward()
+        assert len(handle.reads) == len(blocks)
     for n, p in model.named_parameters():
         assert (p.grad is None) is (n not in expected), n
         if p.grad is not None:
