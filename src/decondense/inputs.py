@@ -134,8 +134,8 @@ def batches_of(inputs: Any, name: str) -> Iterator[dict[str, Any]]:
 def arguments(model: Any, batch: dict[str, Any], *, stack: str = "decoder") -> dict[str, Any]:
     """A batch as arguments of the model's body, on its device. Targets are dropped, and the cache is switched off (with
     a cache transformers lets the documents of a packed row attend to each other). The decoder of an encoder–decoder
-    also gets what it reads: `decoder_input_ids`, else the labels shifted right by one, else `input_ids` shifted in the
-    same way (teacher forcing)."""
+    also gets what it reads: `decoder_input_ids`, else the labels shifted right by one, or as the model itself shifts
+    them, else `input_ids` shifted right by one (teacher forcing)."""
     parameter = next(model.parameters(), None)
     if parameter is None:
         raise ValueError(
@@ -160,8 +160,10 @@ def arguments(model: Any, batch: dict[str, Any], *, stack: str = "decoder") -> d
             )
         starts = (getattr(model.config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
         first = torch.full_like(passage[:, :1], next((s for s in starts if s is not None), 0))
-        # A label of −100 is no token: it becomes 0 here, and the decoder's mask leaves it out.
         shifted = torch.cat([first, passage[:, :-1]], 1)
+        if labels is not None and hasattr(model, "prepare_decoder_input_ids_from_labels"):
+            shifted = model.prepare_decoder_input_ids_from_labels(labels)
+        # A label of −100 is no token: it becomes 0 here, and the decoder's mask leaves it out.
         given["decoder_input_ids"] = shifted.clamp_min(0)
         if labels is not None and "decoder_attention_mask" not in given and bool((labels < 0).any()):
             given["decoder_attention_mask"] = (labels >= 0).long()

@@ -126,6 +126,8 @@ KINDS = {
     "T5, decoder by name": Kind("T5ForConditionalGeneration", T5, translated, "labels", "decoder.block.*"),
     "T5, encoder": Kind("T5ForConditionalGeneration", T5, translated, modules="encoder.block.*"),
     "BART": Kind("BartForConditionalGeneration", BART, translated, mask="labels", norm=False),
+    # Its decoder reads the last label first.
+    "mBART": Kind("MBartForConditionalGeneration", BART, translated, mask="labels"),
     "BART without its encoder": Kind("BartForCausalLM", BART | {"encoder_layers": 4}, norm=False),
     "Mixtral": Kind("MixtralForCausalLM", GROUPED | {"num_local_experts": 4}),
     "Qwen3-MoE": Kind("Qwen3MoeForCausalLM", HEADS | MOE | {"num_experts": 4}),
