@@ -54,9 +54,18 @@ def token_mask(given: dict[str, Any], side: str = "", shape: torch.Size | None =
     mask, name = given.get(f"{side}attention_mask"), _padding(given)
     if isinstance(mask, dict):
         mask = _of_tokens(mask, f"{side}attention_mask")
+    if mask is None and not side and given.get("input_ids") is None and given.get("inputs_embeds") is None:
+        mask = patch_mask(given)
     if mask is not None or name is None:
         return mask
     return tokens_of(given[name], name, shape)
+
+
+def patch_mask(given: dict[str, Any]) -> Tensor | None:
+    """Which patches, (images, patches), of images of several sizes are no padding, as SigLIP 2 calls it. The masks of
+    other models, which are of pixels, have more dimensions."""
+    mask = given.get("pixel_attention_mask")
+    return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
 
 
 def _of_tokens(masks: dict[str, Any], name: str) -> Tensor | None:
@@ -162,7 +171,7 @@ def arguments(model: Any, batch: dict[str, Any], *, stack: str = "decoder") -> d
         first = torch.full_like(passage[:, :1], next((s for s in starts if s is not None), 0))
         shifted = torch.cat([first, passage[:, :-1]], 1)
         if labels is not None and hasattr(model, "prepare_decoder_input_ids_from_labels"):
-            shifted = model.prepare_decoder_input_ids_from_labels(labels)
+            shifted = model.prepare_decoder_input_ids_from_labels(labels.clone())  # FSMT's writes into what it is given
         # A label of −100 is no token: it becomes 0 here, and the decoder's mask leaves it out.
         given["decoder_input_ids"] = shifted.clamp_min(0)
         if labels is not None and "decoder_attention_mask" not in given and bool((labels < 0).any()):

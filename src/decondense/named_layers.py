@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .capture import Capture, Hook
 from .geometry import shape_or_type
-from .inputs import called_with, token_mask, tokens_of, unpacked, unread_mask
+from .inputs import called_with, patch_mask, token_mask, tokens_of, unpacked, unread_mask
 from .insides.transformers import is_encoder_decoder
 from .stack import padded_by, repeated_blocks, unwrap_peft
 from .words import near, warn
@@ -165,7 +165,8 @@ class ModuleReader:
         if padding is not None:
             return tokens_of(padding, self.padded[state][1], shape)
         if self.sides[state] == "image":
-            return None
+            patches = patch_mask(given)
+            return patches if patches is not None and patches.shape == shape else None
         return token_mask(given, "decoder_" if self.sides[state] == "decoder" else "", shape)
 
     def _states(self, outputs: dict[str, Tensor]) -> list[Tensor]:

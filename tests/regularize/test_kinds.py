@@ -76,6 +76,15 @@ def labelled() -> dict[str, Tensor]:
     return {"pixel_values": pictures(), "labels": torch.tensor([0, 1])}
 
 
+def of_several_sizes() -> dict[str, Tensor]:
+    """Images as patches, the second of them padded."""
+    mask = torch.ones(2, 16, dtype=torch.long)
+    mask[1, 12:] = 0
+    sizes = torch.tensor([[4, 4], [3, 4]])
+    return {"pixel_values": pictures(16, 48), "pixel_attention_mask": mask, "spatial_shapes": sizes,
+            "labels": torch.tensor([0, 1])}  # fmt: skip
+
+
 def paired() -> dict[str, Any]:
     return {"input_ids": words()["input_ids"], "pixel_values": pictures(), "return_loss": True}
 
@@ -153,6 +162,12 @@ KINDS = {
     "DINOv2": Kind("Dinov2ForImageClassification", IMAGES | STILL | {"mlp_ratio": 2}, labelled, None, before=True),
     "CLIP, images": Kind("CLIPForImageClassification", TOWERS, labelled, None, norm=None),
     "SigLIP, images": Kind("SiglipForImageClassification", TOWERS, labelled, None, norm=None),
+    "SigLIP 2, images": Kind("Siglip2ForImageClassification", {
+        "text_config": TEXT, "vision_config": SHAPE | {"num_patches": 16, "patch_size": 4}}, of_several_sizes,
+        "pixel_attention_mask", norm=None),
+    "SigLIP 2, images by name": Kind("Siglip2ForImageClassification", {
+        "text_config": TEXT, "vision_config": SHAPE | {"num_patches": 16, "patch_size": 4}}, of_several_sizes,
+        "pixel_attention_mask", "vision_model.encoder.layers.*"),
     "Whisper, decoder": Kind("WhisperForConditionalGeneration", WHISPER, sound, "labels"),
     "Whisper, encoder": Kind("WhisperForConditionalGeneration", WHISPER, sound, None, modules="model.encoder.layers.*"),
     "SmolVLM": Kind("SmolVLMForConditionalGeneration", {
@@ -194,7 +209,7 @@ def name_depth(model: nn.Module, wanted: nn.Module) -> int:
 def kept(kind: Kind, inputs: dict[str, Any], states: list[Tensor]) -> Tensor:
     if kind.mask is None:
         return torch.ones(states[0].shape[:2], dtype=torch.bool)
-    return inputs[kind.mask] > 0 if kind.mask == "attention_mask" else inputs[kind.mask] != -100
+    return inputs[kind.mask] > 0 if kind.mask.endswith("attention_mask") else inputs[kind.mask] != -100
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -300,6 +315,15 @@ def test_the_monitor_counts_the_targets_that_the_meter_counts(name):
         told = [reading.table["mean_cosine"] for reading in watch.readings]
     expected = measure(model, inputs=inputs, modules=kind.modules).mean_cosine
     assert told[0] == pytest.approx(expected, abs=2e-5)
+
+
+def test_labels_are_left_as_they_are(monkeypatch):
+    """Some models write into those from which they make what their decoder reads."""
+    model, inputs = build(KINDS["BART"]), translated()
+    own = "prepare_decoder_input_ids_from_labels"
+    monkeypatch.setattr(model, own, lambda labels: labels.masked_fill_(labels < 0, 0))
+    measure(model, inputs=inputs)
+    assert torch.equal(inputs["labels"], translated()["labels"])
 
 
 @pytest.mark.parametrize(("name", "part", "layers"), [
