@@ -153,6 +153,7 @@ def arguments(model: Any, batch: dict[str, Any], *, stack: str = "decoder") -> d
         )
     given = {key: value.to(parameter.device) if isinstance(value, Tensor) else value for key, value in batch.items()}
     labels = given.get("labels")
+    labels = labels if isinstance(labels, Tensor) and labels.ndim > 1 else None  # one per sequence are no tokens
     given = {key: value for key, value in given.items() if key not in TARGETS}
     cached = stack != "encoder" and "use_cache" in inspect.signature(model.forward).parameters
     no_cache = {"use_cache": False} if cached else {}

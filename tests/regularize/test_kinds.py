@@ -317,6 +317,24 @@ def test_the_monitor_counts_the_targets_that_the_meter_counts(name):
     assert told[0] == pytest.approx(expected, abs=2e-5)
 
 
+def test_a_decoder_that_reads_the_passage_itself():
+    """As that of a classifier does, whose labels, one per sequence, are no tokens."""
+    model = build(Kind("BartForSequenceClassification", BART | {"attention_dropout": 0.0}))
+    passage = words()
+    passage["input_ids"][0, -1] = passage["input_ids"][1, 8] = 2  # the end of each, which is classified
+    labels, mask = torch.tensor([0, 1]), {"decoder_attention_mask": passage["attention_mask"]}
+    inputs = passage | {"labels": labels}
+    states = model(**inputs | mask, output_hidden_states=True).decoder_hidden_states
+    for z, value in zip(states, measure(model, inputs=inputs).mean_cosine, strict=True):
+        rows = [oracle.scalars(row[m].detach().double().numpy())["mean_cosine"]
+                for row, m in zip(z, passage["attention_mask"].bool())]  # fmt: skip
+        assert value == pytest.approx(np.mean(rows), abs=2e-5)
+    expected = torch.stack([losses.dispersion(z, passage["attention_mask"]) for z in states[1:]]).mean()
+    with dc.regularize(model.train(), estimator="exact") as handle:
+        model(**inputs | mask)  # the loss is told
+        torch.testing.assert_close(handle.last["penalty"], expected.detach())
+
+
 def test_labels_are_left_as_they_are(monkeypatch):
     """Some models write into those from which they make what their decoder reads."""
     model, inputs = build(KINDS["BART"]), translated()
