@@ -67,8 +67,8 @@ def test_every_text_has_its_share_and_a_short_one_gives_all_it_has(tmp_path, cac
     assert record["blocks"] == 40
     assert record["recipe"]["data"]["text"] == {names[0]: 2, names[1]: 1, names[2]: 1}
     read = zip(("60", "30", "10"), names, (50, 25, 25))
-    mixture = " + ".join(f"{share} % {name} (asked for: {asked} %)" for share, name, asked in read)
-    assert said == [f"a text has run out: the blocks are {mixture}"]
+    shares = ", ".join(f"{share} % {name} ({asked} % in the recipe)" for share, name, asked in read)
+    assert said == [f"a text is shorter than its share of the mixture, so the blocks hold {shares}"]
     said.clear()
     train(
         recipe.model_copy(update={"data": recipe.data.model_copy(update={"tokens": 320})}),

@@ -149,18 +149,18 @@ def _carry_out(
 
 
 def _other_shares(prepared: Prepared) -> str:
-    """What of the mixture is read of each text, where that is not what was asked for, because one of them is short."""
+    """Name the share of each text in the blocks where a short text has changed the shares of the mixture; else ""."""
     data, texts = prepared.recipe.data, prepared.blocks.texts
-    asked, total = list(shares_of(data.text).values()), len(prepared.blocks.tokens)
-    if data.order == "sequential" or len(asked) != len(texts):
+    wanted, total = list(shares_of(data.text).values()), len(prepared.blocks.tokens)
+    if data.order == "sequential" or len(wanted) != len(texts):
         return ""
-    read = [text["tokens"] / total for text in texts]
-    near = max(0.01, 2 * data.context / total)  # whole blocks, some of them held out
-    if all(abs(one - share) <= near for one, share in zip(read, asked)):
+    actual = [text["tokens"] / total for text in texts]
+    tolerance = max(0.01, 2 * data.context / total)  # whole blocks, some of them held out
+    if all(abs(got - share) <= tolerance for got, share in zip(actual, wanted)):
         return ""
-    return " + ".join(
-        f"{100 * one:.3g} % {text['name']} (asked for: {100 * share:.3g} %)"
-        for one, text, share in zip(read, texts, asked)
+    return ", ".join(
+        f"{100 * got:.3g} % {text['name']} ({100 * share:.3g} % in the recipe)"
+        for got, text, share in zip(actual, texts, wanted)
     )
 
 
@@ -174,8 +174,8 @@ def _trainer(
     isolated = recipe.data.boundaries == "isolated"
     order_options: dict[str, Any] = {"isolated": isolated, "begin": prepared.begin}
     order = Order(prepared.blocks, recipe.steps * recipe.batch_blocks, seed=recipe.train.seed, **order_options)
-    if read := _other_shares(prepared):
-        say(f"a text has run out: the blocks are {read}")
+    if shares := _other_shares(prepared):
+        say(f"a text is shorter than its share of the mixture, so the blocks hold {shares}")
     passes = len(order) / len(prepared.blocks)
     if passes > 1:
         say(f"the text has {len(prepared.blocks)} blocks: the run goes over it {passes:.2f} times")
