@@ -103,10 +103,10 @@ def evaluate(
             "versions": sorted({str(task.VERSION) for task in benchmark.tasks.values()}),
         }
         notes += _notes(benchmark, by_task[benchmark.name], scorer.max_length)
-    trained_context, max_context = model_record.get("trained_context"), scorer.max_length
-    window = min(trained_context or max_context, max_context) if text_tokens is None else text_tokens
-    if trained_context is not None and trained_context < max_context:
-        notes += _context_notes(trained_context, max_context, tasks=bool(benchmarks), window=window if opened else None)
+    trained_context, positions = model_record.get("trained_context"), scorer.max_length
+    window = min(trained_context or positions, positions) if text_tokens is None else text_tokens
+    if trained_context is not None and trained_context < positions:
+        notes += _context_notes(trained_context, positions, tasks=bool(benchmarks), window=window if opened else None)
     by_text: dict[str, Any] = {}
     for source in opened:
         progress(f"reading {source.name}", 0, 1)
@@ -263,8 +263,8 @@ def _item(name: str, subtask: str, task: Any, sample: dict[str, Any], cut: int) 
     scored = kind in ("multiple_choice", "loglikelihood")
     prediction, gold = str(answers[0]), None
     if kind == "multiple_choice":
-        answer = (task.doc_to_text if task.multiple_input else task.doc_to_target)(sample["doc"])
-        gold = right_of(task, sample["doc"], answer, len(answers))
+        right = (task.doc_to_text if task.multiple_input else task.doc_to_target)(sample["doc"])
+        gold = right_of(task, sample["doc"], right, len(answers))
         prediction = str(max(range(len(answers)), key=lambda i: answers[i][0]))
     elif kind == "loglikelihood":
         prediction, gold = str(int(answers[0][1])), [0]
@@ -313,9 +313,9 @@ def _notes(benchmark: Benchmark, scores: dict[str, Any], context: int) -> list[s
     return notes
 
 
-def _context_notes(trained_on: int, max_context: int, *, tasks: bool, window: int | None) -> list[str]:
+def _context_notes(trained_on: int, positions: int, *, tasks: bool, window: int | None) -> list[str]:
     """Notes on the scores of a model that was trained on blocks shorter than the context it has positions for."""
-    trained = f"the model was trained on blocks of {trained_on} tokens and has positions for {max_context}"
+    trained = f"the model was trained on blocks of {trained_on} tokens and has positions for {positions}"
     notes = []
     if window is not None:
         longer = "longer than any it has seen: leave --text-tokens out" if window > trained_on else "as it was trained"

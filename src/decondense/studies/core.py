@@ -85,9 +85,9 @@ class Study:
         strange = [arm for arm in settings.get("once", ()) if arm not in arms]
         if strange:
             raise ValueError(f"once must name arms, got {', '.join(map(repr, strange))}: leave it at the default.")
-        unmeasured = [arm for arm in arms if not recipe_of(settings, arm, 0).snapshots.count]
+        bare = [arm for arm in arms if not recipe_of(settings, arm, 0).snapshots.count]
         models = [what["model"] for what in self.measurements(settings)]
-        if strange := [arm for arm in unmeasured if arm not in models]:
+        if strange := [arm for arm in bare if arm not in models]:
             raise ValueError(
                 "a study reports the geometry of every arm, so snapshots.count must be at least 1, got 0 in "
                 f"{strange[0]!r}: leave it at the default."
@@ -156,13 +156,13 @@ def run(
     for planned in chosen:
         if planned.name in done:
             say(f"{planned.name}: already done")
-    start_time, reason = time.monotonic(), ""
+    begun, reason = time.monotonic(), ""
     try:
         _write_config(study, scale, folder, settings)
         for made, planned in enumerate(missing, 1):
             make(planned, shop)
             if to_go := len(missing) - made:
-                pace = (time.monotonic() - start_time) / made
+                pace = (time.monotonic() - begun) / made
                 say(f"  {several(to_go, 'run')} to go, about {duration(to_go * pace)}")
     except NotRun as error:
         reason = str(error)
@@ -174,8 +174,8 @@ def run(
     finally:
         if shop.aside:
             gc.unfreeze()
-    leftovers = [*(planned.name for planned in chosen), *map(safe_name, settings.get("arms", ()))]
-    for path in [path for name in leftovers for path in shop.work.glob(name)]:
+    left = [*(planned.name for planned in chosen), *map(safe_name, settings.get("arms", ()))]
+    for path in [path for name in left for path in shop.work.glob(name)]:
         shutil.rmtree(path, ignore_errors=True)  # what a killed process had no time to remove
     clear_teachers(plan, shop)
     with contextlib.suppress(OSError):
@@ -188,8 +188,8 @@ def select(study: Study, plan: list[Planned], wanted: Sequence[str] | None) -> l
     if wanted is None:
         return plan
     if not wanted:
-        example = f", like {plan[0].name}" if plan else ""
-        raise ValueError(f"--piece must name at least one run{example}, got none: leave it out for all.")
+        like = f", like {plan[0].name}" if plan else ""
+        raise ValueError(f"--piece must name at least one run{like}, got none: leave it out for all.")
     chosen: list[Planned] = []
     for piece in wanted:
         matches = [p for number, p in enumerate(plan, 1) if piece == str(number) or fnmatch.fnmatchcase(p.name, piece)]
@@ -289,13 +289,13 @@ def conclude(
     runs_by_folder = _runs(folder, members)
     finished_names = {one.name for one in runs_by_folder.values()}
     if missing := [planned.name for planned in plan if planned.name not in finished_names]:
-        listed = ", ".join(missing[:NAMED]) + (f" and {len(missing) - NAMED} more" if len(missing) > NAMED else "")
-        say(f"{len(missing)} of {several(len(plan), 'run')} are missing; without --merge they are made: {listed}")
-    named_runs = [one._replace(name=name) for name, one in runs_by_folder.items()]
-    runs = Runs(named_runs, list(settings.get("arms", ())), members.configs)
-    used_settings = settings | ({"seeds": runs.seeds} if runs.seeds else {})
+        first = ", ".join(missing[:NAMED]) + (f" and {len(missing) - NAMED} more" if len(missing) > NAMED else "")
+        say(f"{len(missing)} of {several(len(plan), 'run')} are missing; without --merge they are made: {first}")
+    named = [one._replace(name=name) for name, one in runs_by_folder.items()]
+    runs = Runs(named, list(settings.get("arms", ())), members.configs)
+    used = settings | ({"seeds": runs.seeds} if runs.seeds else {})
     if runs_by_folder or not plan:
-        conclusion = study.conclude(runs, used_settings)
+        conclusion = study.conclude(runs, used)
     else:
         conclusion = Conclusion(UNDECIDED, "not run", "not run" + (f": {reason}" if reason else "."), [], [], {})
     figures = ({} if conclusion.draw is None else {"figure.png": conclusion.draw}) | conclusion.more
@@ -303,12 +303,12 @@ def conclude(
     no_runs = [f"{platform.machine()} CPU"] if not plan else ["none"]
     record = records.Study(
         schema=records.Study.reads[0], study=study.name, claim=study.claim, question=study.question,
-        criterion=study.criterion_of(used_settings), scale=scale, verdict=conclusion.verdict,
+        criterion=study.criterion_of(used), scale=scale, verdict=conclusion.verdict,
         headline=conclusion.headline + toy, sentence=f"{conclusion.verdict}: {conclusion.sentence}{toy}",
-        command=command_of(study.name, scale, settings_of(study, scale), used_settings),
+        command=command_of(study.name, scale, settings_of(study, scale), used),
         hardware="; ".join(sorted({one.record.hardware for one in runs_by_folder.values()}) or no_runs),
         table=records.Table(columns=conclusion.columns, rows=round_to(conclusion.rows, whole=False)),
-        figures=list(figures), config=used_settings, runs=sorted(runs_by_folder),
+        figures=list(figures), config=used, runs=sorted(runs_by_folder),
         estimate=round_to(conclusion.estimate, whole=False),
         versions=_versions(runs_by_folder.values()) if plan else versions("decondense", "numpy", "scipy"),
     )  # fmt: skip

@@ -187,26 +187,26 @@ def _free_memory(shop: Workshop) -> None:
 
 
 def _in_words(run: Training) -> str:
-    sentence = f"{run.arm}: held-out loss {held_out(run):.4f}"
+    words = f"{run.arm}: held-out loss {held_out(run):.4f}"
     if run.snapshots:
-        sentence += f", mean cosine {cosine(run):.3f}, Spearman {spearman(run):+.2f}"
+        words += f", mean cosine {cosine(run):.3f}, Spearman {spearman(run):+.2f}"
     if run.tokens_per_second:
-        sentence += f", {run.tokens_per_second:,.0f} tokens/s"
+        words += f", {run.tokens_per_second:,.0f} tokens/s"
     if run.skipped:
-        sentence += f", {run.skipped} steps skipped because their loss was not finite"
-    return sentence + (f" (from {run.origin})" if run.origin else "")
+        words += f", {run.skipped} steps skipped because their loss was not finite"
+    return words + (f" (from {run.origin})" if run.origin else "")
 
 
 def in_small(record: Training, folder: Path, settings: Settings, *, origin: str | None = None) -> Training:
     """A run as a study keeps it: at most about 60 points of its history, histograms only of the snapshots that are
     drawn, numbers of six digits, and no path of this machine. A run that is small already stays as it is."""
     history = record.history
-    history_kept = history if len(history) <= POINTS + 1 else history[:: -(-len(history) // POINTS)]
-    if history_kept and history_kept[-1] is not history[-1]:
-        history_kept = [*history_kept, history[-1]]
+    chosen = history if len(history) <= POINTS + 1 else history[:: -(-len(history) // POINTS)]
+    if chosen and chosen[-1] is not history[-1]:
+        chosen = [*chosen, history[-1]]
     drawn = _drawn(record, settings)
     shots = [_shot(shot, folder, drawn=any(shot is one for one in drawn)) for shot in record.snapshots]
-    small = record.model_copy(update={"history": history_kept, "snapshots": shots})
+    small = record.model_copy(update={"history": chosen, "snapshots": shots})
     content = small.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"command"})
     content = round_to(content, whole=False)
     content |= {"schema": Training.reads[0], "recipe": record.recipe, "skipped_steps": record.skipped}
@@ -219,13 +219,13 @@ def _drawn(record: Training, settings: Settings) -> list[Snapshot]:
 
 
 def _shot(shot: Snapshot, folder: Path, *, drawn: bool) -> Snapshot:
-    histogram = shot.histogram if drawn else None
-    if drawn and histogram is None and shot.file is not None:
+    density = shot.histogram if drawn else None
+    if drawn and density is None and shot.file is not None:
         whole = read(folder / shot.file)
         assert isinstance(whole, Measurement), whole.kind
-        histogram = in_short(whole, histogram=True).histogram
+        density = in_short(whole, histogram=True).histogram
     content = shot.model_dump(exclude_unset=True, exclude={"file", "histogram"})
-    return Snapshot(**content) if histogram is None else Snapshot(**content, histogram=histogram)
+    return Snapshot(**content) if density is None else Snapshot(**content, histogram=density)
 
 
 def _timeless(record: Any) -> Any:

@@ -34,10 +34,10 @@ def blocks_of(recipe: Recipe, tokenizer: Any, cache: Path, progress: Progress) -
     options: dict[str, Any] = {"context": data.context, "cache": cache, "data": data.folder}
     training_requests, held_out_requests = _text_requests(recipe)
     parts = [prepare(tokenizer=tokenizer, progress=progress, **one, **options) for one in training_requests]
-    training_count, held_out_count = _block_counts(recipe)
+    needed, held_out_count = _block_counts(recipe)
     shares = list(_training_shares(data).values()) if len(parts) > 1 else [1.0]
     if len(parts) > 1:
-        counts = allot(training_count, shares, [len(blocks) for blocks in parts])
+        counts = allot(needed, shares, [len(blocks) for blocks in parts])
         parts = [_cut(blocks, 0, count) for blocks, count in zip(parts, counts)]
     if data.held_out is not None:
         portions = _portions(shares_of(data.held_out).values(), held_out_count)
@@ -45,7 +45,7 @@ def blocks_of(recipe: Recipe, tokenizer: Any, cache: Path, progress: Progress) -
         held_out = [t.part(0, min(len(t), portion)) for t, portion in zip(texts, portions)]
         return join(parts), join(held_out), texts
     portions = _portions(shares, held_out_count)
-    if data.held_out_tokens == Data.model_fields["held_out_tokens"].default and sum(map(len, parts)) < training_count:
+    if data.held_out_tokens == Data.model_fields["held_out_tokens"].default and sum(map(len, parts)) < needed:
         portions = [min(portion, _end_of(len(part), recipe)) for part, portion in zip(parts, portions)]
     for part, portion in zip(parts, portions):
         if len(part) < portion + 1:
@@ -85,11 +85,11 @@ def check_texts(recipe: Recipe, tokenizer: Any, cache: Path) -> None:
 def _text_requests(recipe: Recipe) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Arguments of `token_files.prepare`: (for the training blocks, for the held-out texts, if there are any)."""
     data = recipe.data
-    training_count, held_out_count = _block_counts(recipe)
+    needed, held_out_count = _block_counts(recipe)
     names = list(_training_shares(data))
-    training: list[dict[str, Any]] = [{"texts": names, "tokens": training_count * data.context}]
+    training: list[dict[str, Any]] = [{"texts": names, "tokens": needed * data.context}]
     if len(names) > 1 and data.order != "sequential":
-        needed_tokens = training_count * data.context
+        needed_tokens = needed * data.context
         ahead = max(needed_tokens, min(AHEAD * needed_tokens, WHOLE))
         tokens = {name: ahead if _on_disk(name, data.folder) else needed_tokens for name in names}
         training = [{"texts": [name], "tokens": n, "whole": True} for name, n in tokens.items()]

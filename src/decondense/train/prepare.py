@@ -178,8 +178,8 @@ def _model(recipe: Recipe, device: torch.device, cache: Path) -> tuple[Any, Any,
     dropout = recipe.baselines.dropout
     if section.architecture is not None:
         tokenizer = own_tokenizer
-        configurations, causal_models = transformers.CONFIG_MAPPING, transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-        if section.architecture not in configurations or configurations[section.architecture] not in causal_models:
+        configurations, causal = transformers.CONFIG_MAPPING, transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+        if section.architecture not in configurations or configurations[section.architecture] not in causal:
             raise ValueError(
                 "model.architecture must be a causal model type of transformers, such as gpt2, llama or qwen3, got "
                 f"{quoted(section.architecture)}{perhaps(section.architecture, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)}"
