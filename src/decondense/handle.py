@@ -28,7 +28,7 @@ from .words import warn
 
 MANY = 64  # training calls, more than most runs accumulate for one step
 OVERWHELMS = 10  # times the task loss: beyond that the model learns the penalty instead
-_attached: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_attached: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Attachment]] = weakref.WeakKeyDictionary()
 
 
 class Engine(Protocol):
@@ -141,7 +141,7 @@ class Attachment:
     """
 
     def __init__(self, engine: Engine, term: Term, modules: str | Sequence[str] | None = None) -> None:
-        if engine.model in _attached:
+        if attached_to(engine.model) is not None:
             raise RuntimeError(
                 f"this {type(engine.model).__name__} already has a loss attached: call remove() on its handle first; "
                 "two losses at once are a list in a recipe (decondense train)."
@@ -169,7 +169,7 @@ class Attachment:
         self.undo = ExitStack()
         self.attached = True
         engine.attach(self)
-        _attached.add(self.model)
+        _attached[self.model] = weakref.ref(self)
 
     @property
     def step(self) -> int:
@@ -189,7 +189,7 @@ class Attachment:
         self.attached = False
         self.undo.close()
         self.captures.clear()
-        _attached.discard(self.model)
+        _attached.pop(self.model, None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
         return self  # the copy of a handle controls the same attachment
@@ -348,6 +348,11 @@ class Attachment:
     def task_loss(self, loss: Tensor) -> None:
         """Record in `last` the task loss to which the penalty just taken is added, on the same scale."""
         self.last["task_loss"] = loss.detach().reshape(()) / or_one(self.last["share"]).to(loss.device)
+
+
+def attached_to(model: nn.Module) -> Attachment | None:
+    """The loss that is attached to a model."""
+    return _attached[model]() if model in _attached else None
 
 
 def _as_called(capture: Capture) -> AbstractContextManager[Any]:

@@ -429,6 +429,26 @@ def test_trainer_errors(tmp_path):
             dc.regularize(trainer)
 
 
+def test_a_later_trainer_of_a_model_takes_over(tmp_path):
+    """A notebook's cell that is run again, or DPO after SFT: the bare line keeps no handle that could be removed."""
+    model, rows = llama(), Rows(False)
+
+    def trained():
+        trainer = Trainer(model=model, args=arguments(tmp_path, max_steps=1, logging_steps=1), train_dataset=rows)
+        dc.regularize(trainer, weight=0.5)
+        return trainer
+
+    first = trained()
+    first.train()
+    with pytest.warns(UserWarning, match=r"an earlier trainer had attached to its LlamaForCausalLM is taken off"):
+        second = trained()
+    second.train()
+    line = second.state.log_history[0]
+    assert line["loss"] == pytest.approx(line["task_loss"] + 0.5 * line["penalty"], rel=1e-4)
+    first.train()
+    assert "penalty" not in first.state.log_history[-2]
+
+
 def test_padded_targets_of_a_seq2seq_trainer_do_not_count(tmp_path):
     """The decoder gets no mask from a Seq2SeqTrainer: its padding is where the labels have −100."""
     ids, mask, labels = tokens(4), torch.ones(4, 12, dtype=torch.long), tokens(4, seed=1)

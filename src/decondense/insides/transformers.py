@@ -10,11 +10,12 @@ import contextlib
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from . import attribute, member, replaced
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _SCALE = "the penalty must be scaled as Trainer scales its loss"
 

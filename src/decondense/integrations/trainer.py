@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from ..capture import shifted
-from ..handle import Attachment
+from ..handle import Attachment, attached_to
 from ..insides import replaced
 from ..insides import transformers as inside
 from ..insides.torch import compiled_call
 from ..named_layers import naming
+from ..words import warn
 
 
 class TrainerEngine:
@@ -49,6 +50,11 @@ class TrainerEngine:
         self._weights: dict[str, set[float]] = {}  # penalty → its weights since the last log line
         self._wants_cosine = True
         self._collecting = False
+        previous = attached_to(self.model)
+        if previous and isinstance(previous.engine, TrainerEngine) and previous.engine.trainer is not trainer:
+            # DPO's trainer after SFT's, or a notebook's cell run again: nobody may hold the earlier handle any more.
+            previous.remove()
+            warn(f"the loss that an earlier trainer had attached to its {type(self.model).__name__} is taken off.")
 
     @property
     def step(self) -> int:
