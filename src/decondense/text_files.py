@@ -32,7 +32,10 @@ def files_of(path: Path) -> list[Path]:
     if path.is_dir():
         files = sorted(p for p in path.iterdir() if p.is_file() and ending_of(p) in READABLE - {""})
         if not files:
-            raise FileNotFoundError(f"the folder {str(path)!r} must hold .txt, .jsonl or .parquet files: it has none.")
+            raise FileNotFoundError(
+                f"the folder {str(path)!r} must hold .txt, .jsonl, .json, .csv, .tsv or .parquet files (also .gz, .xz): "
+                "it has none."
+            )
         return files
     if ending_of(path) not in READABLE:
         raise ValueError(

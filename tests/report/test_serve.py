@@ -116,6 +116,14 @@ def test_a_place_that_does_not_exist_is_told_at_once(tmp_path, capsys):
             assert said in capsys.readouterr().err
 
 
+def test_a_run_that_is_not_finished_is_named_where_it_is_left_out(tmp_path):
+    begun_run(tmp_path / "run", lines=5)
+    with pytest.raises(ValueError, match=r"Skipped run: the run is not finished: show it with --serve"):
+        collect([tmp_path])
+    write_measurement(tmp_path / "m", layers=3)
+    assert [one.folder for one in collect([tmp_path]).skipped] == ["run"]
+
+
 def test_a_snapshot_that_cannot_be_read_hides_no_run(tmp_path):
     begun_run(tmp_path / "run", lines=5)
     (tmp_path / "run" / "snapshots" / "step-000010.json").write_text("{")

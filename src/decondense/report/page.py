@@ -82,8 +82,12 @@ def collect(places: Places, *, running: bool = False, progress: Progress = nobod
         else:
             why = f"{source.path.name} is part of a study: give the folder of the whole study."
             skipped.append(Skipped(source.folder, why))
-    for source in read_running(places) if running else ():
-        groups.setdefault(group_of(source.record), []).append(read_run(source))
+    for source in read_running(places):
+        if running:
+            groups.setdefault(group_of(source.record), []).append(read_run(source))
+        else:
+            reason = "the run is not finished: show it with --serve, or complete it with decondense train --resume."
+            skipped.append(Skipped(source.folder, reason))
     by_kind["training"] = [training(runs) for runs in groups.values()]
     counts = {kind: len(some) for kind, some in by_kind.items()} | {"training": sum(map(len, groups.values()))}
     by_kind["study"].sort(key=lambda section: (*place_of(section.title), section.title))
