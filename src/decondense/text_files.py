@@ -33,7 +33,7 @@ def files_of(path: Path) -> list[Path]:
         files = sorted(p for p in path.iterdir() if p.is_file() and ending_of(p) in READABLE - {""})
         if not files:
             raise FileNotFoundError(
-                f"the folder {str(path)!r} must hold .txt, .jsonl, .json, .csv, .tsv or .parquet files, also .gz or .xz, "
+                f"the folder {str(path)!r} must hold .txt, .jsonl, .json, .csv, .tsv or .parquet files (or .gz, .xz), "
                 "got none: put some there, or name a file."
             )
         return files
