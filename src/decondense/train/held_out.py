@@ -20,7 +20,7 @@ from ..words import nobody
 from .blocks import Blocks
 from .sections import Data
 
-BLOCKS = 16  # the length of a document, unless the recipe says otherwise
+BLOCKS = 16  # a longer document is cut to these, unless the recipe says otherwise
 TOKENS = 8192  # per forward pass: all logits of a pass exist in float32
 DECILES, OCTILES = 10, 8
 Tell = Callable[[str, int, int | None], None]
