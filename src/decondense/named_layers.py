@@ -206,7 +206,7 @@ def _sides(names: list[str], layers: list[nn.Module], model: Any, padded: list[t
     """What each layer reads, which decides its mask: "image" (the mask is the text's, not the image's), "encoder" or
     "decoder", the name of the padding argument of the torch stack around it, or "only", the model's one sequence."""
     decoder = model.get_decoder() if is_encoder_decoder(model) else model
-    inside = set() if decoder is model else {id(module) for module in decoder.modules()}  # else the model is one stack
+    inside = set() if decoder is model else {id(module) for module in decoder.modules()}  # empty: a single stack
     sides = []
     for name, layer, (_, argument) in zip(names, layers, padded):
         if any(level in SEEING for level in name.split(".")):

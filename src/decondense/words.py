@@ -146,8 +146,8 @@ def slug(*words: str) -> str:
 
 
 def near(name: object, known: Iterable[str], *, n: int = 1, cutoff: float = 0.65) -> list[str]:
-    """Return the known words nearest to `name`, best first: those that begin with it, else those that have it between
-    underscores, else those spelt alike."""
+    """Return the known words nearest to `name`, best first: those that begin with it, else those with it among their
+    parts (of "token_norm": "token" and "norm"), else those spelt alike."""
     names, name = [*dict.fromkeys(known)], str(name)
     preferred = [word for word in names if name and word.startswith(name)]  # "first" for "first_order"
     preferred = preferred or [word for word in names if name in word.split("_")]  # "norm" for "token_norm"

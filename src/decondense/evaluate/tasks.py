@@ -163,7 +163,7 @@ def _fewshot_source(task: Any) -> str:
 
 def bench_folder(bench: str | Path | None, *, texts: str | Path | None = None) -> Path | None:
     """The folder of benchmark files: the one given, else $DECONDENSE_BENCH, else the folder ``bench`` in the folder
-    ``texts``; ``None`` for the hub: where "hub" was given, or there is no folder."""
+    ``texts``; ``None`` for the hub: where "hub" was given, or none of these."""
     bench = bench or os.environ.get("DECONDENSE_BENCH")
     if not bench and texts and (Path(texts) / "bench").is_dir():
         return Path(texts) / "bench"

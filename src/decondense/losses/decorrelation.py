@@ -4,7 +4,7 @@
     axis="feature"  each feature standardised over the tokens, R = feature × feature correlations
     L = mean_{i≠j} R_ij²   (or the sum, `pairs="sum"`)
 
-R_ij is the cosine of two centred vectors, so the loss is their `moments.mean_square`, which never builds R:
+R_ij is the cosine of two centred vectors, so the loss is their `moments.mean_square`, which never needs R:
 ‖VVᵀ‖²_F − Σ ‖v_i‖⁴ over the smaller of the two Gram matrices.
 
 The paper writes Σ_{m≠n} Cov²_mn with Cov = Z_cᵀZ_c/(d − 1) and Z_c standardised, which we read as the feature

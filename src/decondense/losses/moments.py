@@ -1,4 +1,4 @@
-"""Moments of the cosines of a cloud, without visiting its pairs.
+"""Moments of the cosines of a cloud, in matrix products.
 
 Σ_{i≠j} c_ij  = ‖Σ u_i‖² − Σ ‖u_i‖²          O(NF)
 Σ_{i≠j} c_ij² = ‖UᵀU‖²_F − Σ ‖u_i‖⁴          O(N F min(N, F)), as ‖UᵀU‖_F = ‖UUᵀ‖_F

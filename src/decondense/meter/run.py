@@ -84,8 +84,8 @@ def measure(
             take the place of windows, each with the tokens that its mask keeps; see docs/measuring.md.
         modules: with ``inputs``: patterns of submodules whose outputs (batch, tokens, width) are measured instead of
             the model's hidden states, for any ``nn.Module``; as in ``regularize``.
-        mask: with ``inputs``: a function of a batch that returns (batch, tokens), true where a token counts; tokens
-            that the attention mask leaves out stay out: ``lambda batch: batch["input_ids"] == image_token``.
+        mask: with ``inputs``: a function of a batch that returns (batch, tokens), true where a token counts, like
+            ``lambda batch: batch["input_ids"] == image_token``; tokens that the attention mask leaves out stay out.
         windows, tokens, seed: the number of windows (with ``inputs``: at most so many sequences), their exact length
             (not with ``inputs``), and the seed of their places, of the bootstrap and, with ``init``, of the weights.
         spectral: also effective rank, share of the top singular value, distance to rank one, HFC/LFC ratio,
@@ -188,7 +188,7 @@ def measure(
         except KeyboardInterrupt:
             if store is not None and tally.rows:
                 tally.save(store, key)
-            others = [part for number, part in parts.items() if number != rank]  # as they were saved
+            others = [part for number, part in parts.items() if number != rank]  # as saved: they may run on
             merged = functools.reduce(Tally.merge, others, tally)
             raise Interrupted(finish(merged) if merged.rows else None) from None
         stage("computing the intervals")

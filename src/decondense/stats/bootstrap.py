@@ -76,8 +76,8 @@ def _borrowed_weights(size: int, samples: int, rng: np.random.Generator) -> np.n
 
 def _resampled_means(table: np.ndarray, sizes: np.ndarray, rows: int, rng: np.random.Generator) -> np.ndarray:
     """table (runs, n) → (rows, runs): means over n units drawn with replacement, the same for every run. A unit is an
-    item, or the sum over a cluster of ``sizes`` items. Above ``MANY`` items, where resampling would take seconds, the
-    means are drawn from the normal distribution that they then follow."""
+    item, or the sum over a cluster of ``sizes`` items. Above ``MANY`` unclustered items, where resampling would
+    take seconds, the means are drawn from the normal distribution that they then follow."""
     n = table.shape[1]
     if n > MANY and sizes.max() == 1:
         return rng.multivariate_normal(table.mean(1), np.cov(table, ddof=0) / n, size=rows, method="eigh")
