@@ -250,7 +250,7 @@ def test_a_column_without_text_is_said_to_be_one(tmp_path):
 def test_a_wrong_column_and_an_empty_folder(tmp_path):
     with pytest.raises(ValueError, match="has no column 'txt': did you mean 'text'"):
         open_text([{"text": "a"}], column="txt")
-    with pytest.raises(FileNotFoundError, match="it has none"):
+    with pytest.raises(FileNotFoundError, match="got none"):
         open_text(tmp_path)
 
 
