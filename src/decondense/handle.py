@@ -99,8 +99,8 @@ class Handle:
 
     @property
     def reads(self) -> list[str]:
-        """The hidden states, or modules, that the loss is computed from. For a model whose configuration does not say
-        how many it has, as with images, there are none before the first training call."""
+        """The hidden states, or modules, that the loss is computed from. Empty before the first training call where the
+        configuration does not say how many states there are, as in models that read images."""
         return self._attachment.reads
 
     @property

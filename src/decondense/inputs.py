@@ -62,8 +62,8 @@ def token_mask(given: dict[str, Any], side: str = "", shape: torch.Size | None =
 
 
 def patch_mask(given: dict[str, Any]) -> Tensor | None:
-    """Which patches, (images, patches), of images of several sizes are no padding, as SigLIP 2 calls it. The masks of
-    other models, which are of pixels, have more dimensions."""
+    """Return SigLIP 2's mask, (images, patches), of the patches that are no padding. The masks that other models call
+    by this name are of pixels, and have more dimensions."""
     mask = given.get("pixel_attention_mask")
     return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
 
@@ -143,8 +143,8 @@ def batches_of(inputs: Any, name: str) -> Iterator[dict[str, Any]]:
 def arguments(model: Any, batch: dict[str, Any], *, stack: str = "decoder") -> dict[str, Any]:
     """A batch as arguments of the model's body, on its device. Targets are dropped, and the cache is switched off (with
     a cache transformers lets the documents of a packed row attend to each other). The decoder of an encoder–decoder
-    also gets what it reads: `decoder_input_ids`, else the labels shifted right by one, or as the model itself shifts
-    them, else `input_ids` shifted right by one (teacher forcing)."""
+    also gets what it reads: `decoder_input_ids`, else the labels as the model shifts them or shifted right by one, else
+    `input_ids` shifted right by one (teacher forcing)."""
     parameter = next(model.parameters(), None)
     if parameter is None:
         raise ValueError(
@@ -168,11 +168,12 @@ def arguments(model: Any, batch: dict[str, Any], *, stack: str = "decoder") -> d
                 f"the decoder of {type(model).__name__} must have something to read, got {', '.join(given)}: add "
                 "decoder_input_ids or labels, or measure the encoder with stack='encoder'."
             )
-        starts = (getattr(model.config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
-        first = torch.full_like(passage[:, :1], next((s for s in starts if s is not None), 0))
-        shifted = torch.cat([first, passage[:, :-1]], 1)
         if labels is not None and hasattr(model, "prepare_decoder_input_ids_from_labels"):
             shifted = model.prepare_decoder_input_ids_from_labels(labels.clone())  # FSMT's writes into what it is given
+        else:
+            starts = (getattr(model.config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
+            first = torch.full_like(passage[:, :1], next((s for s in starts if s is not None), 0))
+            shifted = torch.cat([first, passage[:, :-1]], 1)
         # A label of −100 is no token: it becomes 0 here, and the decoder's mask leaves it out.
         given["decoder_input_ids"] = shifted.clamp_min(0)
         if labels is not None and "decoder_attention_mask" not in given and bool((labels < 0).any()):

@@ -77,11 +77,12 @@ def without_gguf_bar() -> contextlib.AbstractContextManager[None]:
 
 
 def only(states: Sequence[Tensor], asked: int | Sequence[int]) -> Sequence[Tensor | None]:
-    """The hidden states that a call returns which asked for one or some of them: the others are None. Indices count the
-    embedding layer. Before transformers 5.23 a list began at the first block, and a number was no index."""
-    number = isinstance(asked, int)
+    """Return what a call that asks for one or some hidden states gets: the others are None. Index 0 is the embedding
+    layer. Before transformers 5.23 a list began at the first block, and a number asked for all states."""
     if _release() < (5, 23):
-        states, asked = (states, range(len(states))) if number else (states[1:], asked)
+        if isinstance(asked, int):
+            return tuple(states)
+        states = states[1:]
     indices = {asked} if isinstance(asked, int) else set(asked)
     return tuple(s if indices & {i, i - len(states)} else None for i, s in enumerate(states))
 

@@ -14,16 +14,16 @@ from .checkpoints import Pair
 
 
 def check_runs(arms: list[list[Log]], *, paired: bool = False) -> list[str]:
-    """Refuse checkpoints picked from the middle, several checkpoints of one training run, copies, and pairs of which
-    one half stands elsewhere."""
+    """Refuse checkpoints picked from the middle, several checkpoints of one training run, copies, and pairs of runs
+    whose recorded seeds are in another order in the other arm."""
     notes = []
-    others = {run.training_seed for run in arms[1]} - {None}
-    for one, other in zip(*arms) if paired else ():
-        if one.training_seed != other.training_seed and one.training_seed in others:
+    treated_seeds = {run.training_seed for run in arms[1]} - {None}
+    for base, treated in zip(*arms) if paired else ():
+        if base.training_seed != treated.training_seed and base.training_seed in treated_seeds:
             raise ValueError(
-                f"with --paired the i-th runs must share their training seed, but {one.label!r} has "
-                f"{one.training_seed} and {other.label!r} {other.training_seed}: give both arms, and the rows of a "
-                "table, in one order of the seeds."
+                f"with --paired the i-th runs must share their training seed, but {base.label!r} has "
+                f"{base.training_seed} and {treated.label!r} {treated.training_seed}: give both arms, and the rows of "
+                "a table, in one order of the seeds."
             )
     for arm, runs in zip(("base", "treated"), arms):
         fingerprints: Counter[str] = Counter()
