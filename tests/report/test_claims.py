@@ -39,12 +39,11 @@ def test_a_known_study_is_shown_by_its_own_effect(tmp_path):
     assert found.effect.words == "held-out loss, dispersion − another loss, b"  # which decides
 
 
-def test_the_dose_that_is_shown_is_the_one_that_is_asked_about(tmp_path):
+def test_the_dose_that_is_shown_is_the_one_that_decides(tmp_path):
     """Not the first of the arms, which condenses: below 0 it says the opposite."""
     against = {"λ −1": decision(-0.012, verdict="undecided"), "most": decision(0.092, verdict="undecided")}
-    arms = {"λ −1": {"loss": {"weight": -1.0}}, "λ 0": {}, "most": {"loss": {"weight": 1}}}
-    asked = {"study": "dose", "estimate": {"against_zero": against}, "verdict": "undecided"}
-    found = claim(tmp_path / "a", **asked, config={"arms": arms, "dose": 1.0})
+    estimate = {"against_zero": against, "deciding": {"λ 1 − λ 0": against["most"]}}
+    found = claim(tmp_path / "a", study="dose", estimate=estimate, verdict="undecided")
     assert (found.effect.words, found.effect.text) == ("held-out loss, λ 1 − λ 0", "+0.092")
 
 

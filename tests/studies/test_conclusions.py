@@ -199,6 +199,10 @@ def test_dose_slope_by_hand():
     end = of("dose", lambda arm, s: run(held_out=losses[arm]))
     assert end.estimate["slope"]["estimate"] == pytest.approx((-3.0 + 3.4) / 2)
     assert end.estimate["against_zero"]["λ +1"]["estimate"] == pytest.approx(0.3)
+    study, settings = settled("dose")
+    runs = of_seeds(settings, lambda arm, s: run(held_out=losses[arm]), [1, 2, 3])
+    condensing = concluded(study, settings | {"dose": -1.0}, runs).estimate
+    assert condensing["deciding"] == {"λ −1 − λ 0": condensing["against_zero"]["λ −1"]}
 
 
 def test_matched_cost_by_hand():

@@ -34,7 +34,7 @@ STUDIES = {
     "distill": Shown(("mean_cosine",), "mean cosine, with − without a teacher"),
     "counteract": Shown(("mean_cosine",), "mean cosine, dispersion − cross-entropy"),
     "benchmarks": Shown(("decision",), "average accuracy in points, treated − base", ""),
-    "dose": Shown(("against_zero", "λ +0.1"), "held-out loss, λ 0.1 − λ 0", PICTURE),
+    "dose": Shown(("deciding",), "held-out loss", PICTURE),
     "estimators": Shown(("kept_percent",), "% of the exact loss's change of the mean cosine", PICTURE),
     "hyper": Shown(("strongest_rival",), "held-out loss, strongest rival − paper's choice", PICTURE),
     "placebo": Shown(("dispersion_minus_placebo", "dispersion λ +1"), "held-out loss, dispersion − placebo", PICTURE),
@@ -120,7 +120,7 @@ def _decision(record: Study) -> list[tuple[str, _Decision]]:
     with the study's own verdict, or else any; [] for a study without a single effect. Decisions with an interval come
     before those without, then those with the study's verdict before others."""
     decisions = list(_decisions(record.estimate))
-    shown = _shown(record)
+    shown = STUDIES.get(record.study)
     if shown and not shown.path:
         return []
     prefix = shown.path if shown else ()
@@ -129,17 +129,6 @@ def _decision(record: Study) -> list[tuple[str, _Decision]]:
     matching = matching or [entry for entry in decisions if entry[1].verdict == record.verdict] or decisions
     chosen = sorted(matching, key=lambda entry: (entry[1].low is None, entry[1].verdict != record.verdict))[:1]
     return [(", ".join([*lead, *(part.replace("_", " ") for part in path)]), one) for path, one in chosen]
-
-
-def _shown(record: Study) -> Shown | None:
-    """Return the effect that the study is about; in `dose`, that of the weight which its settings ask about."""
-    shown, arms = STUDIES.get(record.study), record.config.get("arms")
-    if record.study == "dose" and shown and isinstance(arms, dict):
-        for arm, recipe in arms.items():
-            match recipe:
-                case {"loss": {"weight": int() | float() as weight}} if weight == record.config.get("dose"):
-                    return shown._replace(path=("against_zero", arm), words=f"held-out loss, λ {weight:g} − λ 0")
-    return shown
 
 
 def _decisions(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], _Decision]]:
