@@ -26,7 +26,7 @@ from test_quoted_budgets import (
 )
 from test_quoted_results import PLAIN, RESULTS, table
 
-from decondense.stats.verdicts import signed
+from decondense.stats.verdicts import interval, signed
 from decondense.studies.contrasts import by_texts
 from decondense.studies.runs import by_document
 
@@ -54,7 +54,7 @@ def test_the_gpt2_with_160m():
     words = (
         f"{ahead[DISPERSED]} in the five seeds, and in every text: {told[DISPERSED]}, {p[DISPERSED]} after correction."
     )
-    assert f"{words} At the corrected level that is {corrected(f'{DISPERSED} · {place}', 4)}: a gain" in RESULTS
+    assert f"{words} At the corrected level that is {corrected(f'{DISPERSED} · {place}', 4)}, so by the rule" in RESULTS
     words = f"Cross-entropy alone needs some {cost(DISPERSED, 160, 'gpt2 at 0.005'):.0f}M tokens to reach the same loss"
     words += " (its runs with 320M, on"
     assert f"{words} which this rests, are three seeds, all unsteady)." in RESULTS
@@ -132,7 +132,7 @@ def test_the_gpt2_with_160m():
     by_tenth = tenths(DISPERSED, place, seeds=FIVE)
     assert (by_tenth < 0).all()  # "in every tenth of the text, in every seed"
     assert (tenths(DECORRELATED, place, seeds=FIVE).mean(0) < 0).all()  # "on average decorrelation too"
-    words = "by {:.3f} nats in the most frequent, {:.3f} in the ninth and {:.3f} in the rarest."
+    words = "by {:.3f} nats in the most frequent, {:.3f} in the ninth and {:.3f} in the rarest;"
     assert words.format(*(-by_tenth.mean(0)[i] for i in (0, 8, 9))) in RESULTS
     assert by_tenth.mean(0).argmin() == 8
     assert tenths(UNIFORM, place, seeds=FIVE).mean(0)[9] > 0  # "uniformity is behind on the rarest"
@@ -188,10 +188,67 @@ def test_the_gpt2_with_more_tokens():
 
     high = [[x for x in early_outliers(f"{arm} · {model} · 320M") if x > 10] for arm in (PLAIN, UNIFORM)]
     assert list(map(len, high)) == [1, 2]
-    words = "With 320M one run of cross-entropy and two of uniformity have {:.0f} to {:.0f} %."
+    words = (
+        "With 320M one run of cross-entropy and two of uniformity have {:.0f} to {:.0f} %, and all three of dispersion"
+    )
+    dispersed = early_outliers(f"{DISPERSED} · {model} · 320M")
+    words += f" {min(dispersed):.0f} to {max(dispersed):.0f} %."
     assert words.format(min(map(min, high)), max(map(max, high))) in RESULTS
     rare = tenths(UNIFORM, f"{model} · 320M")[:, 9]
     assert f"in every seed, by {rare.min():.3f} to {rare.max():.3f} nats." in RESULTS
+
+
+def test_dispersion_with_fewer_and_more_tokens():
+    model = "gpt2 at 0.005"
+    rows = {r["tokens"]: r for r in table("pretrain") if (r["loss"], r["model"]) == (DISPERSED, model)}
+    told = {
+        tokens: "{} [{}, {}]".format(*(signed(row[x], 3) for x in ("difference", "low", "high")))
+        for tokens, row in rows.items()
+    }
+    *ahead, fourth, fifth = apart(DISPERSED, f"{model} · 80M", seeds=FIVE)
+    assert max(ahead) < 0 < fourth
+    words = f"ahead by {-max(ahead):.3f} to {-min(ahead):.3f} in three seeds, behind by {fourth:.3f} and {fifth:.3f} in"
+    assert f"{words} two: {told[8e7]}; at the corrected level {corrected(f'{DISPERSED} · {model} · 80M')}," in RESULTS
+    gaps = apart(DISPERSED, f"{model} · 320M")
+    words = f"ahead by {-max(gaps):.3f} to {-min(gaps):.3f} in the three seeds, and in every text: {told[32e7]}, p ="
+    words += f" {rows[32e7]['p_holm']:.3f} after correction; at the corrected level"
+    assert f"{words} {corrected(f'{DISPERSED} · {model} · 320M')}, so open," in RESULTS
+    base, treated = both(DISPERSED, f"{model} · 320M")
+    for seed, run in treated.items():
+        assert all((changed - plain).mean() < 0 for plain, changed in by_texts([base[seed]], [run]))
+    for tokens in (8e7, 32e7):  # open: neither below −0.005 nor above it
+        cell = CELLS[f"{DISPERSED} · {model} · {tokens / 1e6:.0f}M"]
+        assert cell["low"] < -0.005 < cell["high"]
+    more = words_of([short - long for short, long in zip(apart(DISPERSED, f"{model} · 160M"), gaps)]).removeprefix("+")
+    middle, *ends = interval([-slope for slope in per_doubling(DISPERSED, model)])
+    words = f"the lead grows by {more} from 160M, and with each doubling from 80M by {middle:.3f}"
+    assert f"{words} [{ends[0]:.3f}, {ends[1]:.3f}]." in RESULTS
+
+    steady, unsteady = (peaks(f"{arm} · {model} · 320M", 128e6) for arm in (DISPERSED, PLAIN))
+    assert max(steady) < 1 < min(unsteady)
+    assert "the three of cross-entropy reach {:.1f}, {:.1f} and {:.1f}.".format(*unsteady) in RESULTS
+    norms = [h.grad_norm for arm in both(DISPERSED, f"{model} · 320M") for run in arm.values() for h in run.history
+             if 66e6 < h.tokens < 150e6]  # fmt: skip
+    assert max(norms) < 0.5  # "while all runs are steady"
+    way = course(DISPERSED, f"{model} · 320M")
+    level = [signed(x, 3) for x in over(way, 64, 150)]
+    assert "from 64M to 150M the difference is {}, {} and {} in the three seeds.".format(*level) in RESULTS
+    assert "dispersion leads by {:.3f} after {:.0f}M and".format(*lead(way)) in RESULTS
+    assert f"and by {-over(way, 280, 321).mean():.3f} over the last 40M." in RESULTS
+    assert "until 150M and then ahead, by 0.12 at most and 0.07 at the end." in RESULTS
+    shots = [[run.snapshots[-1] for run in KEPT[f"{arm} · {model} · 320M"].values()] for arm in (PLAIN, DISPERSED)]
+    ends = [np.mean([of(shot) for shot in some])
+            for of in (lambda shot: shot.blocks, lambda shot: shot.mean_cosine[-1]) for some in shots]  # fmt: skip
+    words = "Dispersion takes the mean cosine of the blocks from {:.3f} to {:.3f}, and of the last state from {:.3f} to"
+    assert f"{words} {{:.3f}}.".format(*ends) in RESULTS
+    by_tenth = tenths(DISPERSED, f"{model} · 320M")
+    assert (by_tenth < 0).all()
+    words = "with 320M by {:.3f}, {:.3f} and {:.3f}."
+    assert words.format(*(-by_tenth.mean(0)[i] for i in (0, 8, 9))) in RESULTS
+    at_end = [[run.probes[-1].gradient_noise for run in KEPT[f"{arm} · {model} · 320M"].values()]
+              for arm in (DISPERSED, PLAIN, UNIFORM)]  # fmt: skip
+    known = [np.mean([noise for noise in some if noise is not None]) for some in at_end]
+    assert min(known) == known[0]  # "on average least with dispersion"
 
 
 def test_twice_the_width():

@@ -91,7 +91,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         }
         for d, seeds in scores.items()
     }
-    estimate = {"deciding": {f"λ {_plain(dose)} − λ 0": against[dose]}}
+    estimate: dict[str, Any] = {"deciding": {f"λ {_plain(dose)} − λ 0": against[dose]}}
     estimate |= {"against_zero": {arm_of[d]: x for d, x in against.items()}, "slope": slope, "scores": means}
     estimate |= {"spearman_slope": trend, "mean_cosine_slope": level, "gain_at_most": most}
     estimate["against_zero_corrected"] = {arm_of[d]: x for d, x in strict.items()}
