@@ -203,7 +203,8 @@ def _print_plan(recipe: Any, model: dict[str, Any], outlooks: dict[Path, str | N
     budget = f"{recipe.steps * recipe.step_tokens:,} tokens in {recipe.steps:,} step{'s' * (recipe.steps > 1)}"
     equal = len({*shares.values()}) == 1
     texts = " + ".join(name if equal else f"{100 * share:.3g} % {name}" for name, share in shares.items())
-    budget += f"; held-out loss of {recipe.data.held_out_tokens:,} tokens (data.held_out_tokens) {_held_out_at(recipe)}"
+    held_out = recipe.held_out_blocks * recipe.data.context
+    budget += f"; held-out loss of {held_out:,} tokens (data.held_out_tokens) {_held_out_at(recipe)}"
     err.print(f"{model['name']}{kind}, {amount(model['parameters'])} parameters, on {texts}: {budget}")
     err.print(f"loss: {_loss(recipe)}")
     outlook = [words for words in outlooks.values() if words is not None]

@@ -107,7 +107,7 @@ def _training_shares(data: Data) -> dict[str, float]:
 
 def _block_counts(recipe: Recipe) -> tuple[int, int]:
     """(blocks to take from the training texts, blocks to hold out, of the same texts or of others)."""
-    aside = -(-recipe.data.held_out_tokens // recipe.data.context)
+    aside = recipe.held_out_blocks
     return recipe.steps * recipe.batch_blocks + (aside if recipe.data.held_out is None else 0), aside
 
 

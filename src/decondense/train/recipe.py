@@ -134,6 +134,11 @@ class Recipe(Part):
         """Tokens per optimiser step: `train.batch_tokens` in whole blocks."""
         return self.batch_blocks * self.data.context
 
+    @property
+    def held_out_blocks(self) -> int:
+        """Blocks that hold at least `data.held_out_tokens`."""
+        return -(-self.data.held_out_tokens // self.data.context)
+
     def to_yaml(self) -> str:
         return to_yaml(self.model_dump(mode="json"))
 
