@@ -190,6 +190,22 @@ def test_the_sign_of_a_metric_that_is_better_when_lower_is_turned(tmp_path):
     assert any("wer is better when lower, so its sign is turned" in note for note in found.notes)
 
 
+def test_scores_that_are_no_shares_need_a_name_that_says_which_way_is_better(tmp_path):
+    """Of losses, which are better when lower, the better run would be called the worse one."""
+    base = table(tmp_path / "a.csv", [(n, 2 + n % 5 / 8) for n in range(20)])
+    better = table(tmp_path / "b.csv", [(n, 1.75 + n % 7 / 8) for n in range(20)])
+    with pytest.raises(ValueError, match=r"a.csv' must name the metric of scores .* 'items' go from 2 to 2.5: give"):
+        dc.significance(base, better)
+    means = [sum(start + n % size / 8 for n in range(20)) / 20 for start, size in ((2, 5), (1.75, 7))]
+    for metric, sign in ("loss", -1), ("val_NLL", -1), ("score", 1), ("lossless", 1):
+        found = dc.significance(base, better, metric=metric, bootstrap=0)
+        assert found.macro.difference == pytest.approx(sign * (means[1] - means[0]))
+        unit = f"items: the scores go from 1.75 to 2.5, not from 0 to 1: a point is 0.01 of {metric}"
+        assert unit + ("." if sign < 0 else ", and higher counts as better.") in found.notes
+    shares = [table(tmp_path / f"{k}.csv", [(n, (n + k) % 3 / 2) for n in range(20)]) for k in range(2)]
+    assert not any("0.01" in note for note in dc.significance(*shares, bootstrap=0).notes)
+
+
 def test_order_does_not_matter(tmp_path):
     rng = np.random.default_rng(0)
     rows = [(n, int(rng.random() < 0.5)) for n in range(60)]

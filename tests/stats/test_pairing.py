@@ -155,4 +155,4 @@ def test_what_is_no_run_is_named(tmp_path):
     path = tmp_path / "huge.csv"
     frame.assign(score=1e300).to_csv(path, index=False)
     with pytest.raises(ValueError, match=r"of at most 1e100, but 3 of the 3 of .* are not \(0, 1, 2\): score"):
-        significance(path, path)
+        significance(path, path, metric="score")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +19,8 @@ from ..words import nearest, several
 from .items import TEXT, EvaluatedRun, log_shares
 
 LOWER = {"perplexity", "ppl", "word_perplexity", "byte_perplexity", "bits_per_byte", "loss", "nll", "mse", "mae"}
-LOWER |= {"rmse", "brier", "brier_score", "ece", "ter", "wer", "cer", "edit_distance", "toxicity"}
-"""Metrics that are better when lower, for logs that do not say so."""
+LOWER |= {"rmse", "brier", "brier_score", "ece", "ter", "wer", "cer", "edit_distance", "toxicity", "cross_entropy"}
+"""Metrics that are better when lower, also with something in front (val_loss), for logs that do not say so."""
 USUAL = ("acc", "exact_match", "accuracy", "em", "score")
 """Where no metric is named, the first of these that a task has is compared, or else the task's first."""
 
@@ -113,7 +114,14 @@ def hashed(*files: Path) -> str:
 
 
 def lower_is_better(metric: str) -> bool:
-    return metric.lower() in LOWER
+    return re.search(rf"(^|[\W_])({'|'.join(LOWER)})$", metric.lower()) is not None
+
+
+def beyond_shares(scores: np.ndarray) -> str:
+    """From where to where scores go that are not all between 0 and 1, in words; "" where they are."""
+    if not np.any((scores < 0) | (scores > 1)):
+        return ""
+    return f"from {np.nanmin(scores):g} to {np.nanmax(scores):g}".replace("-", "−")
 
 
 def pick(available: Iterable[str], wanted: Wanted, task: str, path: Path) -> str:

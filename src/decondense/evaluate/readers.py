@@ -242,6 +242,8 @@ def _tables(path: Path, wanted: Wanted) -> list[Log]:
             "item says which question a row answers, in the same word in all runs."
         )
     size = len(table["item"])
+    if wanted.metrics and "metric" not in table:
+        table["metric"] = [wanted.metrics[0]] * size  # the scores are what the user says that they are
     cluster = wanted.cluster or ("cluster" if "cluster" in table else None)
     if cluster is not None and cluster not in table:
         raise columns.unknown_field(cluster, table, path)
@@ -255,10 +257,16 @@ def _tables(path: Path, wanted: Wanted) -> list[Log]:
         name = f"{path} seed {seed}" if len(parts) > 1 else str(path)
         log = Log(name, "table", {}, f"{content} {seed}", path.stem, seed or None)
         for task, metrics in tasks.items():
-            metric = pick(metrics, wanted if "metric" in table else Wanted(), task, path)
+            metric = pick(metrics, wanted, task, path)
             rows = metrics[metric]
             texts = {key: [str(values[row]) for row in rows] for key, values in table.items() if key in TEXT_COLUMNS}
             score, lower = np.array([number_of(table["score"][row]) for row in rows]), lower_is_better(metric)
+            if "metric" not in table and (reach := columns.beyond_shares(score)):
+                raise ValueError(
+                    f"{str(path)!r} must name the metric of scores that are not between 0 and 1, but those of {task!r} "
+                    f"go {reach}: give --metric or a column metric; lower is then better for names such as loss, "
+                    "higher for all others, such as score."
+                )
             prompts = texts.get("hash") or texts.get("prompt")
             hashes: dict[str, Any] = {"table": partial(list, prompts)} if prompts else {}
             clusters = [str(table[cluster][row]) for row in rows] if cluster else None

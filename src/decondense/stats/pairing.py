@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..evaluate.logs import Log, Scores, named
+from ..evaluate.logs import Log, Scores, beyond_shares, named
 from ..words import several
 from .checkpoints import Pair
 
@@ -159,6 +159,10 @@ def _same_metric(task: str, runs: Sequence[Log], columns: Sequence[Scores], note
         notes.append(f"{task}: the metric is called {' and '.join(names)}; they are compared as one metric.")
     if first.lower:
         notes.append(f"{task}: {first.metric} is better when lower, so its sign is turned: above 0 is better.")
+    scores = [-column.score if first.lower else column.score for column in columns if column.score is not None]
+    if scores and (reach := beyond_shares(np.concatenate(scores))):
+        higher = "" if first.lower else ", and higher counts as better"
+        notes.append(f"{task}: the scores go {reach}, not from 0 to 1: a point is 0.01 of {first.metric}{higher}.")
 
 
 def _pair(arms: list[list[Log]], values: list[np.ndarray | None], order: list[list[int]]) -> Pair | None:
