@@ -325,6 +325,23 @@ def test_a_loss_that_nobody_differentiates_is_an_error():
             own.step()
 
 
+@pytest.mark.parametrize("past", ["forward", "merged"])
+def test_calls_past_the_model_are_named(past):
+    """Its hooks, which add the penalty, do not run there; those on the blocks do."""
+    model, ids = llama(layers=1).train(), tokens()
+    if past == "merged":
+        peft = pytest.importorskip("peft")
+        model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    with dc.regularize(model):
+        called = model.forward if past == "forward" else model.merge_and_unload().requires_grad_().train()
+        optimiser = torch.optim.SGD(model.parameters(), 0.1)
+        called(input_ids=ids, labels=ids).loss.backward()
+        with pytest.raises(RuntimeError, match=r"must be called itself, .* went past it, as model\.forward"):
+            optimiser.step()
+        with pytest.raises(RuntimeError, match=r"merge_and_unload leaves: attach to what you call"):
+            called(input_ids=ids, labels=ids)
+
+
 def test_a_model_in_eval_mode_is_an_error_at_the_first_step():
     model, ids = llama().eval(), tokens()
     optimiser = torch.optim.SGD(model.parameters(), lr=1e-3)

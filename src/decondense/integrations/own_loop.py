@@ -28,6 +28,7 @@ class OwnLoop:
         self.step = 0
         self._call: tuple[Tensor | None, Tensor | int | None] = (None, None)
         self._inside = False
+        self._went_past = False  # whether the collected call was made inside the model, past the model itself
         self._collects = False  # whether this call's states are collected; states of an earlier call may still wait
         # Modes of the calls with gradients since the last step. A call writes these and never reads them: torch.compile
         # would guard its graph with whatever a call reads.
@@ -67,13 +68,24 @@ class OwnLoop:
 
     def _wanted(self) -> bool:
         if self._attachment.captures:
+            self._refuse_past()
             raise RuntimeError(
                 "the penalty of a training call must be added before the next call, but the last call returned no loss "
                 "to add it to: pass labels, add handle.penalty() to your own loss, or attach to the trainer with "
                 "regularize(trainer, …)."
             )
-        self._collects = True
+        self._collects, self._went_past = True, not self._inside
         return True
+
+    def _refuse_past(self) -> None:
+        """Raise if the collected call did not go through the model, whose hooks add the penalty."""
+        if self._went_past:
+            raise RuntimeError(
+                f"the {type(self.model).__name__} that the loss is attached to must be called itself, but the last "
+                "training call went past it, as model.forward(…) does, or the model that PEFT's merge_and_unload "
+                "leaves: attach to what you call, with a trainer regularize(trainer, …), or add handle.penalty() to "
+                "your own loss."
+            )
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         attachment, self._inside = self._attachment, False
@@ -113,6 +125,7 @@ class OwnLoop:
             return
         elif attachment.given or attachment.captures:
             attachment.refuse_frozen()
+            self._refuse_past()
             raise RuntimeError(
                 "weight · penalty must be part of the loss that is differentiated, but no backward pass has reached it "
                 'before this optimiser step: it is in the loss where the model returns it as out.loss or out["loss"]. '
