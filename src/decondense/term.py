@@ -165,7 +165,7 @@ class Term:
         if items is not None and labels is not None:
             labelled = (labels != -100).reshape(len(labels), -1).sum(1)  # one label per token, or per sequence
             counted = sum_across(labelled, self.group)
-            share = counted.to(values) / torch.as_tensor(items).to(values)
+            share = counted.to(values) / or_one(torch.as_tensor(items).to(values))  # a step may have no label at all
             part = share.sum()
         per_layer = (values * share).sum(1)  # not a matrix product: autocast would make that bfloat16
         penalty = per_layer.mean()

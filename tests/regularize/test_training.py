@@ -290,6 +290,19 @@ def test_a_trainer_of_a_head_alone_is_refused(tmp_path):
         trainer.train()
 
 
+def test_a_step_without_any_label_changes_nothing(tmp_path):
+    """As where prompts fill all rows: the task loss, 0/0, has a gradient of 0, and so must the penalty."""
+    model = llama()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    rows = [{"input_ids": ids, "labels": torch.full_like(ids, -100)} for ids in tokens(4)]
+    trainer = Trainer(model=model, args=arguments(tmp_path, max_steps=2, weight_decay=0.0), train_dataset=rows)
+    with dc.regularize(trainer, weight=3.0) as handle:
+        trainer.train()
+        assert handle.last["penalty"] == 0
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), before[name], msg=name)
+
+
 def test_trainer_logs_both_terms(tmp_path):
     model = llama()
     args = arguments(
