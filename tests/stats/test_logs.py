@@ -182,6 +182,16 @@ def test_tables(tmp_path, ending):
     assert (found.seeds, found.claim, len(found.tasks)) == ((3, 3), "training", 2)
 
 
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_prompts_may_have_many_lines_and_be_long(tmp_path, ending):
+    """Of more than a megabyte, which is parsed at once unless one says otherwise."""
+    prompts = [f'{n}:\n"Is it, so?"\n' + "word " * 30 for n in range(6000)] + ["x" * 3_000_000]
+    rows = [{"item": n, "score": n % 2, "prompt": prompt} for n, prompt in enumerate(prompts)]
+    (log,) = read_logs(table(tmp_path / f"t.{ending}", rows))
+    assert log.tasks["items"].hashes["table"]() == prompts
+    assert log.tasks["items"].score.tolist() == [row["score"] for row in rows]
+
+
 def test_the_sign_of_a_metric_that_is_better_when_lower_is_turned(tmp_path):
     low = table(tmp_path / "a.csv", [(n, 2 + n % 5) for n in range(20)], metric="wer")
     high = table(tmp_path / "b.csv", [(n, 3 + n % 7) for n in range(20)], metric="wer")

@@ -288,12 +288,17 @@ def _columns(path: Path) -> dict[str, list[Any]]:
             f"{str(path)!r} must be a folder of `decondense evaluate`, a log of lm-eval, inspect_ai or lighteval, or a "
             f"table ({', '.join(TABLES)}): give one of these."
         )
-    if path.stat().st_size == 0:
+    size = path.stat().st_size
+    if size == 0:
         return {"item": [], "score": []}
+    block = min(size + 1, 2**31 - 1)  # bytes parsed at once: a row, with its prompt, must lie in one block
     with read_as("a table", path):
         if path.suffix == ".csv":
-            text = dict.fromkeys(TEXT_COLUMNS, pyarrow.string())
-            table = csv.read_csv(path, convert_options=csv.ConvertOptions(column_types=text))
+            text = csv.ConvertOptions(column_types=dict.fromkeys(TEXT_COLUMNS, pyarrow.string()))
+            lines = csv.ParseOptions(newlines_in_values=True)
+            table = csv.read_csv(path, csv.ReadOptions(block_size=block), lines, text)
+        elif path.suffix == ".parquet":
+            table = parquet.read_table(path)
         else:
-            table = parquet.read_table(path) if path.suffix == ".parquet" else json_lines.read_json(path)
+            table = json_lines.read_json(path, json_lines.ReadOptions(block_size=block))
     return {name: table.column(name).to_pylist() for name in table.column_names}
