@@ -88,6 +88,8 @@ def test_tables_of_every_kind(tmp_path):
     assert open_text(frame, column="body").notes == ()
     (tmp_path / "long.csv").write_text("text\n" + "word " * 60_000)
     assert len(open_text(tmp_path / "long.csv").joined) > 2**17
+    (tmp_path / "index.csv").write_text(",text,\n0,One.,\n1,Two.,,\n")  # as of pandas; empty cells hide no text
+    assert open_text(tmp_path / "index.csv").documents == ("One.", "Two.")
 
 
 def test_encodings(tmp_path):
@@ -173,6 +175,7 @@ def test_stdin_that_is_no_text_is_refused(monkeypatch):
         ("a.txt", b"", "must hold some words"),
         ("a.txt", b"\xff\xfe\xff", "could not be read"),
         ("a.jsonl", b'{"text": ', "could not be read"),
+        ("a.csv", b"id,text\n1,One.\n2,One, and more.\n", "no more cells .* 2, but the one that ends in line 3 has"),
         ("a.jsonl", b'{"other": 1}', "must be a string or have one of the fields"),
         ("a.txt.gz", b"no gzip", "could not be read"),
         ("a.jsonl.xz", b"no xz", "could not be read"),

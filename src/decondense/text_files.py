@@ -66,8 +66,7 @@ def read_documents(path: Path, *, column: str | None = None) -> tuple[list[str],
             content, notes = decoded(blob, path.name)
             if ending not in TABLES:
                 return [content], notes
-            csv.field_size_limit(LARGEST)  # documents may be longer than csv's limit of 128 kB for a cell
-            rows = csv.DictReader(io.StringIO(content, newline=""), delimiter=TABLES[ending])
+            rows = _table_rows(content, TABLES[ending], where)
         documents, row_notes = complete(row_documents(rows, column, where=where), path.name)
     return [d for d in documents if d] if ending == ".parquet" else documents, notes + row_notes
 
@@ -95,6 +94,20 @@ def _undamaged(path: Path) -> Iterator[None]:
         raise ValueError(
             f"{str(path)!r} could not be read as {ending_of(path) or 'text'} in UTF-8: {error}; the file is damaged."
         ) from error
+
+
+def _table_rows(content: str, delimiter: str, where: str) -> Iterator[dict[Any, Any]]:
+    """Yield the rows of a table. One with more cells than the first line has names is refused: a document with an
+    unquoted comma would lose what follows it."""
+    csv.field_size_limit(LARGEST)  # documents may be longer than csv's limit of 128 kB for a cell
+    reader = csv.DictReader(io.StringIO(content, newline=""), delimiter=delimiter)
+    for row in reader:
+        if any(row.pop(None, ())):  # None: where the reader puts cells without a name
+            raise ValueError(
+                f"every row of {where} must have no more cells than its first line, {len(row)}, but the one that ends "
+                f"in line {reader.line_num} has more: put quotes around cells that hold {delimiter!r}."
+            )
+        yield row
 
 
 def row_documents(rows: Iterable[Any], column: str | None, *, where: str) -> Iterator[str | None]:
