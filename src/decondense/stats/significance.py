@@ -66,7 +66,8 @@ def significance(
         paired: the i-th base and the i-th treated run share their seed (data order, initial weights). Without it the
             seeds count as independent samples, which is valid for paired seeds too, only less powerful.
         common: compare the items that all runs have; by default runs with different items are refused.
-        metric: names in order of preference, separated by commas; by default acc, exact_match, or what there is.
+        metric: names in order of preference, separated by commas; by default acc, exact_match, or what there is. For a
+            table without a column metric, what its scores are: a loss is better when lower.
         filter: the lm-eval filter that read the answers; by default the first in the log.
         cluster: the field that groups the items (a subject, a passage); groups, not items, are then independent.
         matters: the smallest difference of the average that would matter, in points, stated before looking: the
