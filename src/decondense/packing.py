@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass
@@ -52,6 +52,11 @@ def documents(position_ids: Tensor, mask: Tensor | None, rows: int) -> Documents
     if len(first) == batch:
         return None
     last = torch.cat([first[1:], first.new_tensor([batch * tokens])])
+    if mask is not None:  # padding whose positions are all 0 is a document a token, each as long as the longest
+        counted = nn.functional.pad(mask.flatten().cumsum(0), (1, 0))
+        kept = counted[last] > counted[first]
+        kept[:1] = True  # of a batch without any token, one document is left
+        first, last = first[kept], last[kept]
     offset = torch.arange(int((last - first).max()), device=first.device)
     inside = offset < (last - first).unsqueeze(1)
     index = torch.where(inside, first.unsqueeze(1) + offset, first.unsqueeze(1))

@@ -7,13 +7,17 @@ packages. Stand-ins with the interface that they publish take their place, and t
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
+from torch import nn
 from transformers import Trainer, TrainerCallback
 
 import decondense as dc
-from regularize.models import assert_same, llama
+from decondense import losses
+from regularize.models import assert_same, llama, tokens
+from regularize.test_model import states
 from regularize.test_training import Rows, arguments
 
 
@@ -71,10 +75,11 @@ def axolotl(monkeypatch):
     for wrong in ({"weight": "much"}, {"strength": 1}, {"layers": "most"}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             section(decondense=wrong)
-    cfg = section(decondense={"weight": 20.0})
+    cfg = SimpleNamespace(decondense=section(decondense={"weight": 20.0}).decondense, sample_packing=None)
 
-    def make(**options):
+    def make(sample_packing=None, **options):
         trainer = Trainer(**options)
+        cfg.sample_packing = sample_packing
         plugin.post_trainer_create(cfg, trainer)
         return trainer
 
@@ -115,6 +120,27 @@ def llamafactory(monkeypatch):
 @pytest.mark.parametrize("package", [axolotl, swift, llamafactory])
 def test_plugins_are_the_line(tmp_path, monkeypatch, by_the_line, package):
     assert_same(trained(tmp_path, package(monkeypatch)), by_the_line)
+
+
+def test_axolotls_packed_rows_are_their_documents(tmp_path, monkeypatch):
+    """Its collator numbers the documents in the attention mask and counts positions anew in each, in padding too."""
+    lengths, padding = (5, 9, 4), 6
+    row = nn.functional.pad(tokens(1, sum(lengths), 3), (0, padding))[0]
+    numbers = torch.tensor([number + 1 for number, n in enumerate(lengths) for _ in range(n)] + [0] * padding)
+    positions = torch.cat([torch.arange(n) for n in (*lengths, padding)])
+    given = {"input_ids": row, "attention_mask": numbers, "position_ids": positions}
+    model, args = llama().train(), arguments(tmp_path, max_steps=1, logging_steps=1)
+    layers = states(model, **{name: values.unsqueeze(0) for name, values in given.items()})[1:]
+    rows = [{**given, "labels": torch.where(numbers > 0, row, -100)}]
+    trainer = axolotl(monkeypatch)(sample_packing=True, model=model, args=args, train_dataset=rows)
+    trainer.train()
+    labels = (5, 9, 3)  # of the next token, which the last one of a document has in the next document
+    documents = [z.split((*lengths, padding), 1)[:3] for z in layers]
+    apart = torch.stack(
+        [torch.stack([losses.dispersion(z, estimator="first_order") for z in parts]) for parts in documents]
+    ).mean(0)
+    expected = sum(n * value for n, value in zip(labels, apart.tolist())) / sum(labels)
+    assert trainer.state.log_history[0]["penalty"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_missing_package_is_named(monkeypatch):

@@ -13,7 +13,7 @@ import transformers
 from torch import nn
 
 import decondense as dc
-from decondense import losses
+from decondense import losses, packing
 from regularize.models import VOCABULARY, assert_same, gpt2, gradients, llama, padded, tokens
 
 
@@ -188,6 +188,17 @@ def test_packed_rows_with_padding():
         z = states(model, input_ids=ids, attention_mask=mask, position_ids=positions)[-1]
         expected = [losses.dispersion(x) for x in (z[:1, :4], z[:1, 4:], z[1:, :7])]
         torch.testing.assert_close(handle.last["penalty"], sum(expected).detach() / 3)
+
+
+def test_padding_makes_no_documents():
+    """Positions of 0 in padding would make a document of each of its tokens, as long as the longest one."""
+    positions = torch.zeros(2, 1000, dtype=torch.long)
+    positions[0, :4], positions[0, 4:10], positions[1, :7] = torch.arange(4), torch.arange(6), torch.arange(7)
+    mask = torch.zeros(2, 1000, dtype=torch.bool)
+    mask[0, :10] = mask[1, :7] = True
+    cut = packing.documents(positions, mask, 2)
+    assert cut.mask.sum(1).tolist() == [4, 6, 7]
+    assert packing.documents(positions, torch.zeros_like(mask), 2).mask.sum() == 0
 
 
 def test_sequences_without_a_pair_have_no_part_in_the_mean():

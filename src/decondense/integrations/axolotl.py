@@ -4,6 +4,8 @@
     decondense: {weight: 0.1}
 
 The section takes the options of `regularize`: loss, weight, layers, schedule, ramp_steps, tau, …
+With `sample_packing` each document of a packed row is a sequence. Axolotl's attention mask numbers the documents, which
+`segments: auto` would take for the mask of one.
 """
 
 from __future__ import annotations
@@ -45,4 +47,5 @@ class DecondensePlugin(BasePlugin):
         return f"{__name__}.{DecondenseArgs.__name__}"
 
     def post_trainer_create(self, cfg: Any, trainer: Any) -> None:
-        self.handle = regularize(trainer, **dict(cfg.decondense or {}))
+        packed: dict[str, Any] = {"segments": "position_ids"} if cfg.sample_packing else {}
+        self.handle = regularize(trainer, **packed | dict(cfg.decondense or {}))
