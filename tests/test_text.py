@@ -108,6 +108,15 @@ def test_encodings(tmp_path):
         open_text(plain)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "cp1252"])
+def test_line_ends_of_windows_make_no_other_text(tmp_path, encoding):
+    verse = "Röslein\n\nsprach: ich steche dich\n"
+    for name, content in {"plain.txt": verse, "windows.txt": verse.replace("\n", "\r\n")}.items():
+        (tmp_path / name).write_bytes(content.encode(encoding))
+    plain, windows = (open_text(tmp_path / name) for name in ("plain.txt", "windows.txt"))
+    assert (windows.documents, windows.sha256) == (plain.documents, plain.sha256) == ((verse,), plain.sha256)
+
+
 def test_the_encoding_is_told_from_the_beginning_alone(tmp_path, recwarn):
     """Also where the beginning ends within a letter, and of packed files; other encodings are read without a word."""
     odd = "x" + "é" * BEGINNING
@@ -159,7 +168,7 @@ def test_stdin_is_decoded_as_a_file_is(tmp_path, monkeypatch, encoding):
     for errors in ("strict", "surrogateescape"):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8", errors))
         piped = open_text("-")
-        assert piped.documents == file.documents == ("le garçon\r\nétait là ",)
+        assert piped.documents == file.documents == ("le garçon\nétait là ",)
         assert piped.notes == tuple(note.replace("a.txt", "stdin") for note in file.notes)
 
 

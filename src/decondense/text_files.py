@@ -172,15 +172,16 @@ def _opener(path: Path) -> Any:
 
 
 def decoded(blob: bytes | bytearray, name: str) -> tuple[str, list[str]]:
-    """Decode UTF-8, UTF-16 with a byte order mark, or else Windows-1252; return (text, notes), one for Windows-1252."""
-    if blob.startswith(UTF_16):
-        return blob.decode("utf-16"), []
+    """Decode UTF-8, UTF-16 with a byte order mark, or else Windows-1252, with plain line ends in place of those of
+    Windows, so that a text is the same wherever it was saved; return (text, notes), one for Windows-1252."""
+    encoding, notes = "utf-16" if blob.startswith(UTF_16) else "utf-8-sig", []
     try:
-        return blob.decode("utf-8-sig"), []
+        text = blob.decode(encoding)
     except UnicodeDecodeError:
-        if b"\0" in blob:  # binary, not text
+        if encoding == "utf-16" or b"\0" in blob:  # damaged, or binary
             raise
-        return blob.decode("cp1252"), [f"{name} is not UTF-8: read as Latin-1 (Windows-1252)."]
+        text, notes = blob.decode("cp1252"), [f"{name} is not UTF-8: read as Latin-1 (Windows-1252)."]
+    return text.replace("\r\n", "\n"), notes
 
 
 def _json(text: str, start: int = 0, end: int | None = None) -> Any:
