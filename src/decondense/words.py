@@ -7,7 +7,7 @@ import math
 import re
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +182,12 @@ def perhaps_beside(path: Path) -> str:
 def quoted(text: str, most: int = 80) -> str:
     """Quote a string that a user gave, cut to at most `most` characters."""
     return repr(text if len(text) <= most else f"{text[: most - 1]}…")
+
+
+def first_few(names: Sequence[str], most: int) -> str:
+    """a, b and 3 more."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def list_of(names: Iterable[str], word: str = "and") -> str:

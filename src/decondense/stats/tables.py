@@ -7,7 +7,7 @@ from typing import Any
 
 from ..files import csv_text
 from ..records import AVERAGE, Differences, Significance, differences
-from ..words import DIFFERENCE, difference_cells, nats, p_words, points
+from ..words import DIFFERENCE, difference_cells, first_few, nats, p_words, points
 
 SHORT = ("task", "items", "base", "treated", "diff.", "95 % interval", "p", "Holm", "could", "S/N")
 LIKELIHOOD = "Log-likelihood of what is right, in nats per item (per token of a text)"
@@ -34,9 +34,7 @@ def verdict(record: Significance) -> str:
 def _likelihoods(record: Significance) -> str:
     """The tasks whose log-likelihoods differ."""
     rows = record.likelihood.tasks if record.likelihood else []
-    differing = [f"{r.task} ({nats(r.difference, sign=True)} nats)" for r in rows if r.significant]
-    more = f" and {len(differing) - NAMED} more" if len(differing) > NAMED else ""
-    return ", ".join(differing[:NAMED]) + more
+    return first_few([f"{row.task} ({nats(row.difference, sign=True)} nats)" for row in rows if row.significant], NAMED)
 
 
 def _sentence(

@@ -17,7 +17,7 @@ import numpy as np
 import scipy
 
 from ..checks import check_choice
-from ..words import several, signed
+from ..words import first_few, several, signed
 from .intervals import LEAST, resolved, student, t_quantile
 
 REPRODUCED, NOT, UNDECIDED = "reproduced", "not reproduced", "undecided"
@@ -51,7 +51,7 @@ def finding(
 
 def judged(values: Sequence[float], smallest: float) -> str:
     """`finding` of the mean of `values`, one per unit, by Student's intervals; undecided with fewer than three."""
-    if unjudged(values, "unit", 0.95) is not None:
+    if unclear(values) is not None:
         return UNDECIDED
     (_, low, high), (_, *inner) = interval(values), interval(values, 0.9)
     return finding({"low": low, "high": high}, (inner[0], inner[1]), smallest)
@@ -141,8 +141,8 @@ def decide(
     Values that are all the same have no spread to judge them by and leave the claim undecided, as in `equivalent` and
     `not_below`, unless all of them are at `bound`, the end of the quantity's range.
     """
-    if (undecided := unjudged(values, unit, level, bound)) is not None:
-        return undecided
+    if (unknown := unclear(values, unit=unit, level=level, bound=bound)) is not None:
+        return unknown
     mean, low, high = interval(values, level)
     resolution = resolved(high - mean, level, len(values) - 1) or None
     return from_interval(mean, low, high, n=len(values), claim=claim, level=level, unit=unit, resolution=resolution)
@@ -155,7 +155,7 @@ def from_interval(
     """`decide` for an interval computed elsewhere over `n` units; `smallest`: what the claim would call an effect."""
     check_choice("claim", claim, ("greater", "less"))
     if n < least or not all(map(math.isfinite, (estimate, low, high))):
-        return _too_few(estimate, n, unit, level, least)
+        return _too_few(estimate, n, least, unit=unit, level=level)
     bottom, top = (low, high) if claim == "greater" else (-high, -low)
     if bottom > 0:
         verdict, reason = REPRODUCED, f"the whole interval lies {'above' if claim == 'greater' else 'below'} 0"
@@ -189,8 +189,8 @@ def _between(
 ) -> Decision:
     """Reproduced where the 90 % interval lies inside the bounds, not reproduced where the 1 − 0.05/`tried` interval
     lies outside, otherwise undecided."""
-    if (undecided := unjudged(values, unit, 0.9)) is not None:
-        return undecided
+    if (unknown := unclear(values, unit=unit, level=0.9)) is not None:
+        return unknown
     mean, low, high = interval(values, 0.9)
     _, outer_low, outer_high = interval(values, 1 - 0.05 / tried)
     resolution = resolved(high - mean, 0.9, len(values) - 1) or None
@@ -208,7 +208,7 @@ def slope(x: Sequence[float], y: Sequence[float], groups: Sequence[object], *, c
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     names = list(groups)
     usable = [i for i, g in enumerate(names) if names.count(g) > 1]
-    if (missing := _missing([float(b[i]) for i in usable], "model", 0.95, 4)) is not None:
+    if (missing := _missing([float(b[i]) for i in usable], 4, unit="model")) is not None:
         return missing
     a, b, names = a[usable], b[usable], [names[i] for i in usable]
     for g in dict.fromkeys(names):
@@ -218,8 +218,7 @@ def slope(x: Sequence[float], y: Sequence[float], groups: Sequence[object], *, c
     spread = float(a @ a)
     df = len(a) - len(set(names)) - 1
     if spread == 0 or df < 2:
-        reason = "the models do not differ enough for a slope"
-        return Decision(UNDECIDED, None, None, None, len(a), "model", 0.95, reason)
+        return undecided("the models do not differ enough for a slope", len(a), unit="model")
     estimate = float(a @ b) / spread
     half = float(t_quantile(0.05, df)) * math.sqrt(float(((b - estimate * a) ** 2).sum()) / df / spread)
     return from_interval(
@@ -237,7 +236,7 @@ def steady(values: Sequence[float], *, margin: float, most: float = math.inf) ->
     beyond ±`most`, as a correlation cannot beyond ±1, the reported interval is cut off there; this changes neither how
     often it holds the next value nor the verdict.
     """
-    if (missing := _missing(values, "text", 0.95)) is not None:
+    if (missing := _missing(values, unit="text")) is not None:
         return missing
     x = np.asarray(values, dtype=np.float64)
     n, mean, spread = len(x), float(x.mean()), float(x.std(ddof=1))
@@ -265,34 +264,39 @@ def combine(decisions: Sequence[Decision]) -> str:
     return REPRODUCED if verdicts and set(verdicts) == {REPRODUCED} else UNDECIDED
 
 
-def deciding(decisions: Mapping[str, Decision], digits: int, most: int = 3) -> str:
+def deciding(decisions: Mapping[str, Decision], digits: int) -> str:
     """The parts that decide the verdict of `combine`, in short: all if every one is reproduced, else those that are not
-    reproduced, else the undecided ones; `most` of them at most, then how many more there are."""
+    reproduced, else the undecided ones; three of them at most, then how many more there are."""
     verdict = combine(list(decisions.values()))
     parts = [f"{name} {one.short(digits)}" for name, one in decisions.items() if one.verdict == verdict]
-    more = f" and {len(parts) - most} more" if len(parts) > most else ""
-    return ", ".join(parts[:most]) + more or "unknown"
+    return first_few(parts, 3) or "unknown"
 
 
-def unjudged(values: Sequence[float], unit: str, level: float, bound: float | None = None) -> Decision | None:
+def undecided(
+    reason: str, n: int, *, estimate: float | None = None, unit: str = "training seed", level: float = 0.95
+) -> Decision:
+    """A decision without an interval."""
+    return Decision(UNDECIDED, estimate, None, None, n, unit, level, reason)
+
+
+def unclear(
+    values: Sequence[float], *, unit: str = "training seed", level: float = 0.95, bound: float | None = None
+) -> Decision | None:
     """Undecided, where values are missing or all the same; None where there is a spread to judge them by."""
-    missing = _missing(values, unit, level)
+    missing = _missing(values, unit=unit, level=level)
     if missing is None and min(values) == max(values) != bound:
         same = f"all {several(len(values), unit)} give the same number, and no spread to judge it by"
-        return Decision(UNDECIDED, float(values[0]), None, None, len(values), unit, level, same)
+        return undecided(same, len(values), estimate=float(values[0]), unit=unit, level=level)
     return missing
 
 
-def _missing(values: Sequence[float], unit: str, level: float, least: int = LEAST) -> Decision | None:
-    if len(values) and not all(math.isfinite(v) for v in values):
-        reason = f"{several(sum(not math.isfinite(v) for v in values), unit)} without a value"
-        return Decision(UNDECIDED, None, None, None, len(values), unit, level, reason)
-    if len(values) < least:
-        return _too_few(float(np.mean(values)) if len(values) else None, len(values), unit, level, least)
-    return None
+def _missing(values: Sequence[float], least: int = LEAST, *, unit: str, level: float = 0.95) -> Decision | None:
+    if without := sum(not math.isfinite(value) for value in values):
+        return undecided(f"{several(without, unit)} without a value", len(values), unit=unit, level=level)
+    mean = float(np.mean(values)) if len(values) else math.nan
+    return _too_few(mean, len(values), least, unit=unit, level=level) if len(values) < least else None
 
 
-def _too_few(estimate: float | None, n: int, unit: str, level: float, least: int) -> Decision:
-    finite = estimate if estimate is not None and math.isfinite(estimate) else None
+def _too_few(estimate: float, n: int, least: int, *, unit: str, level: float) -> Decision:
     reason = f"{n} of at least {several(least, unit)}"
-    return Decision(UNDECIDED, finite, None, None, n, unit, level, reason)
+    return undecided(reason, n, estimate=estimate if math.isfinite(estimate) else None, unit=unit, level=level)

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any
 
 from ..figures.tasks import forest
-from ..records import AVERAGE, WEIGHTED, Differences, differences
+from ..records import AVERAGE, WEIGHTED, Differences, differences, known
 from ..stats.significance import analyse
-from ..stats.verdicts import UNDECIDED, Decision, from_interval, judged, resolves
+from ..stats.verdicts import Decision, from_interval, judged, resolves, undecided
 from ..words import nats, points, several, signed
 from .contrasts import perplexities
 from .outcomes import paired_outcomes
@@ -94,12 +94,12 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
 def _decided(macro: dict[str, Any] | None, seeds: int) -> tuple[Decision, str]:
     """The decision in points, as the published gain is, and the average in words."""
     if macro is None:
-        return Decision(UNDECIDED, None, None, None, seeds, "training seed", 0.95, "one arm is missing"), "unknown"
+        return undecided("one arm is missing", seeds), "unknown"
     ends = [macro[key] for key in ("difference", "low", "high")]
     middle, low, high = (points(end, sign=True) for end in ends)
-    inner = [math.nan if end is None else 100 * end for end in ends]
+    in_points = [100 * known(end) for end in ends]
     resolution = None if macro["smallest_effect"] is None else 100 * macro["smallest_effect"]
-    decision = from_interval(*inner, n=seeds, claim="greater", smallest=PUBLISHED_GAIN, resolution=resolution)
+    decision = from_interval(*in_points, n=seeds, claim="greater", smallest=PUBLISHED_GAIN, resolution=resolution)
     words = f"{middle} points [{low}, {high}]{resolves(resolution)}, {macro['finding']}"
     return decision, f"{words} (of {MATTERS_POINTS:g} points or more)"
 

@@ -12,12 +12,11 @@ import numpy as np
 
 from ..records import Training, known
 from ..stats.crossed import crossed_macro
-from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, Decision, decide, equivalent, from_interval, unjudged
+from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, Decision, decide, equivalent, from_interval, unclear, undecided
 from ..words import list_of
 from .outcomes import paired_outcomes
 from .runs import MATTERS_NATS, MATTERS_POINTS, MATTERS_SHARE, Runs, cosine
 
-UNIT = "training seed"
 NONE = "cross-entropy"  # the arm without an added loss, where models are trained from nothing
 SMALLEST = 0.005  # nats per token: the smallest effect that matters there
 BETWEEN = " · "  # the parts of an arm's name
@@ -101,8 +100,8 @@ def below_everywhere(
 
 def sides(decisions: Mapping[str, Decision]) -> str:
     """Which arms are above 0 with the whole interval, and which below. Names may have commas, so "and" joins them."""
-    above = [arm for arm, d in decisions.items() if d.low is not None and d.low > 0]
-    below = [arm for arm, d in decisions.items() if d.high is not None and d.high < 0]
+    above = [arm for arm, d in decisions.items() if known(d.low) > 0]
+    below = [arm for arm, d in decisions.items() if known(d.high) < 0]
     return f"above 0 in {' and '.join(above) or 'none'}; below 0 in {' and '.join(below) or 'none'}"
 
 
@@ -111,14 +110,14 @@ def share_of_change(runs: Runs, arm: str, whole: str, none: str, *, margin: floa
     100 (c_arm − c_none)/(c_whole − c_none) within ±`margin` of `around`? Undecided where `whole` changes nothing."""
     changes = [[cosine(run) - cosine(plain) for run in two] for *two, plain in runs.paired(arm, whole, none)]
     if not all(by_whole for _, by_whole in changes):
-        return Decision(UNDECIDED, None, None, None, len(changes), UNIT, 0.9, f"{whole} changes nothing")
+        return undecided(f"{whole} changes nothing", len(changes), level=0.9)
     return equivalent([100 * change / by_whole for change, by_whole in changes], margin=margin, around=around)
 
 
 def _crossed(pairs: Pairs, seeds: int, claim: str, smallest: float, level: float, *, paired: bool) -> Decision:
     gaps = np.mean([treated.mean(1) - base.mean(1) for base, treated in pairs], axis=0).tolist() if pairs else []
-    if (undecided := unjudged(gaps, UNIT, level)) is not None:
-        return undecided
+    if (unknown := unclear(gaps, level=level)) is not None:
+        return unknown
     crossed = crossed_macro(pairs, paired=paired)
     return from_interval(
         crossed.difference, *crossed.interval(level), n=seeds, claim=claim, smallest=smallest, level=level,

@@ -31,7 +31,7 @@ from ..checks import check_choice
 from ..files import from_yaml, grouped, safe_name, to_yaml, versions, write_csv, write_text
 from ..records import Training, find
 from ..stats.verdicts import UNDECIDED
-from ..words import duration, nobody, perhaps, round_to, several
+from ..words import duration, first_few, nobody, perhaps, round_to, several
 from .arms import recipe_of, teachers_first
 from .runs import Conclusion, Members, Planned, Run, Runs, measured_name, trained_name
 from .settings import SCALES, Settings, check_form, command_of, put_change, resolved, scale_file
@@ -289,7 +289,7 @@ def conclude(
     runs_by_folder = _runs(folder, members)
     finished_names = {one.name for one in runs_by_folder.values()}
     if missing := [planned.name for planned in plan if planned.name not in finished_names]:
-        first = ", ".join(missing[:NAMED]) + (f" and {len(missing) - NAMED} more" if len(missing) > NAMED else "")
+        first = first_few(missing, NAMED)
         say(f"{len(missing)} of {several(len(plan), 'run')} are missing; without --merge they are made: {first}")
     named = [one._replace(name=name) for name, one in runs_by_folder.items()]
     runs = Runs(named, list(settings.get("arms", ())), members.configs)

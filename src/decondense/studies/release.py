@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from ..figures.studies import curves, effects
+from ..records import known
 from ..stats.verdicts import UNDECIDED, Decision, decide, judged
 from ..words import amount
 from .contrasts import over_documents, over_items
@@ -28,7 +29,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     doses = [arm for arm in (RELEASED, STRONGER) if arm == RELEASED or arm in runs.table]
     treated = [*doses, KEPT, OPPOSITE]
     moved = {arm: decide(_shares(runs, arm), claim="less") for arm in treated}
-    met = [arm for arm in doses if (high := moved[arm].high) is not None and high < -GATE]
+    met = [arm for arm in doses if known(moved[arm].high) < -GATE]
     losses = {arm: over_documents(runs, arm, PLAIN) for arm in treated}
     sides = over_documents(runs, RELEASED, OPPOSITE)
     spared = over_documents(runs, RELEASED, KEPT)
