@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from study_runs import concluded, of_seeds, run
 
-from decondense.stats.verdicts import from_interval, signed
+from decondense.stats.verdicts import from_interval
 from decondense.studies import find, settings_of
 from decondense.studies.contrasts import below_everywhere
 from decondense.studies.rates import choices
 from decondense.studies.runs import Runs, by_document
+from decondense.words import signed
 
 LOSS = "decorrelation last 1"
 SEEDS = [1, 2, 3, 4, 5]

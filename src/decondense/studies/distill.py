@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any
 
 from ..figures.studies import heat_grid, heat_row
-from ..stats.verdicts import UNDECIDED, Decision, combine, decide, not_below, trend_and_level
+from ..records import known
+from ..stats.verdicts import Decision, combine, decide, not_below, trend_and_level, undecided
 from .arms import teacher_of
 from .runs import Conclusion, Runs, Settings, cosine, held_out, spearman
 
@@ -80,7 +81,7 @@ def _students(runs: Runs, settings: Settings) -> Conclusion:
 def _dispersed(runs: Runs, teacher: str) -> tuple[Decision, str, dict[str, Any]]:
     """(the decision on the second teacher, its words, its numbers). At step 0 the second teacher is still the first."""
     moved = decide([100 * (cosine(run) / cosine(run, 0) - 1) for run in runs.of(teacher)], claim="less")
-    met = moved.high is not None and moved.high < -GATE
+    met = known(moved.high) < -GATE
     change = not_below(runs.differences(OTHERWISE, ALONE, cosine), margin=MARGIN)
     handed = runs.contrast(OTHERWISE, TAUGHT, cosine)
     loss, other_loss = (runs.contrast(OTHERWISE, arm, held_out) for arm in (ALONE, TAUGHT))
@@ -90,17 +91,19 @@ def _dispersed(runs: Runs, teacher: str) -> tuple[Decision, str, dict[str, Any]]
         f"{change.why}; minus the other student {handed.words()}; held-out loss minus alone {loss.words(4)}, "
         f"minus the other student's {other_loss.words(4)}."
     )
-    gated = Decision(UNDECIDED, None, None, None, moved.n, "training seed", 0.95, "the gate is not met")
     numbers = {"teacher_percent": moved, "gate_percent": GATE, "gate_met": met, "mean_cosine_dispersed": change}
     numbers |= {"mean_cosine_handed_on": handed, "held_out_loss_dispersed": loss}
     numbers |= {"held_out_loss_other_teacher": other_loss}
-    return change if met else gated, words, numbers
+    return change if met else undecided("the gate is not met", moved.n), words, numbers
 
 
 def _pairs(runs: Runs, settings: Settings) -> Conclusion:
     models = {(one.config["pair"], one.config["taught"]): one.measurement for one in runs.measured}
     whole = [i for i in range(len(settings["pairs"])) if (i, False) in models and (i, True) in models]
-    change = not_below([models[i, True].blocks - models[i, False].blocks for i in whole], margin=MARGIN, unit="pair")
+    change, trend = (
+        not_below([metric(models[i, True]) - metric(models[i, False]) for i in whole], margin=margin, unit="pair")
+        for metric, margin in ((cosine, MARGIN), (spearman, TREND_MARGIN))
+    )
     rows = [
         [i, shot.model, taught, shot.parameters, shot.blocks, shot.spearman, *(shot.window_interval or (None, None))]
         for (i, taught), shot in sorted(models.items(), key=lambda pair: pair[0])
@@ -110,8 +113,6 @@ def _pairs(runs: Runs, settings: Settings) -> Conclusion:
         (words, [(str(models[i, taught].model).split("/")[-1], models[i, taught]) for i in whole])
         for words, taught in (("original", False), ("distilled", True))
     ]
-    moved = [float(models[i, True].spearman or 0) - float(models[i, False].spearman or 0) for i in whole]
-    trend = not_below(moved, margin=TREND_MARGIN, unit="pair")
     verdicts = {"trend": trend.verdict, "level": change.verdict}
     sentence = (
         f"mean cosine, distilled minus original, {change.words()}{change.why}. Spearman {trend.words(2)}{trend.why}. "

@@ -10,7 +10,8 @@ from __future__ import annotations
 from functools import partial
 
 from ..figures.studies import effects
-from ..stats.verdicts import Decision, combine, equivalent, interval, resolves, signed
+from ..stats.verdicts import Decision, combine, equivalent, interval, resolves
+from ..words import signed
 from .contrasts import share_of_change
 from .runs import MATTERS_COSINE, Conclusion, Runs, Settings, cosine, held_out
 

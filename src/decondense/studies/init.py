@@ -9,7 +9,8 @@ from typing import Any
 from ..figures.studies import heat_row
 from ..files import grouped
 from ..records import Snapshot
-from ..stats.verdicts import combine, decide, signed, trend_and_level, trend_and_level_short
+from ..stats.verdicts import combine, decide, trend_and_level, trend_and_level_short
+from ..words import signed
 from .runs import Conclusion, Metric, Runs, Settings, cosine, last, spearman
 
 ARM = "from scratch"

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 from ..figures.studies import heat_row
 from ..records import Snapshot
-from ..stats.verdicts import signed, slope, trend_and_level, trend_and_level_short
+from ..stats.verdicts import slope, trend_and_level, trend_and_level_short
+from ..words import signed
 from .runs import Conclusion, Runs, Settings, cosine, spearman, spearman_blocks
 
 SCRATCH = "trained from scratch"

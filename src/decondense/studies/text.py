@@ -16,7 +16,8 @@ import numpy as np
 
 from ..figures.studies import heat_grid
 from ..records import Snapshot
-from ..stats.verdicts import combine, deciding, signed, steady, trend_and_level
+from ..stats.verdicts import combine, deciding, steady, trend_and_level
+from ..words import signed
 from .runs import MATTERS_COSINE, Conclusion, Runs, Settings, cosine, spearman
 from .work import part_of
 

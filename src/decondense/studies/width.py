@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 from ..figures.studies import heat_row
-from ..stats.verdicts import NOT, REPRODUCED, interval, signed, trend_and_level, trend_and_level_short
+from ..stats.verdicts import NOT, REPRODUCED, interval, trend_and_level, trend_and_level_short
+from ..words import signed
 from .runs import Conclusion, Runs, Settings, cosine, held_out, last, spearman
 
 
