@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 import scipy
 
-from .intervals import mean_interval, student
+from .intervals import mean_interval, shares, student
 
 Pair = tuple[np.ndarray, np.ndarray]
 MANY = 20_000
@@ -84,9 +84,8 @@ def checkpoint_average(
     (1, items) in both arms. p is from the permutation test on all items, each with the weight w/n of its task (clusters
     keep together); the intervals are from ``mean_interval`` and ignore clusters. A task with so few items that they do
     not vary cannot make the average look certain, as it would with a t test over items."""
-    share = np.full(len(tasks), 1 / len(tasks)) if weights is None else np.asarray(weights, dtype=np.float64)
     weighted = []
-    for (base, treated), w, group in zip(tasks, share, clusters or [None] * len(tasks)):
+    for (base, treated), w, group in zip(tasks, shares(len(tasks), weights), clusters or [None] * len(tasks)):
         values = w * (treated[0] - base[0]) / base.shape[1]
         weighted.append(values if group is None else np.bincount(group, values))
     differences = [float(treated.mean() - base.mean()) for base, treated in tasks]

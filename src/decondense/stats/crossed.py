@@ -14,7 +14,7 @@ import numpy as np
 import scipy
 
 from .checkpoints import mcnemar, spread
-from .intervals import t_quantile
+from .intervals import shares, t_quantile
 
 
 @dataclass(frozen=True)
@@ -81,32 +81,29 @@ class Crossed:
         half = self.critical(1 - level) * self.se
         return self.difference - half, self.difference + half
 
-    def power(self, effect: float, *, alpha: float = 0.05) -> float:
-        """How often the test finds a true difference, if the variances are what they were estimated to be.
-
-        Another experiment would estimate each variance V (of each arm's seeds, of the items) as V χ²_ν/ν, and reject
-        when |D| > t* √(sum of the estimates), D ~ N(effect, sum of the V). The power is the mean of that probability
-        over equally likely values of the estimates. t* and Welch's degrees of freedom in it change with the estimates;
-        a noncentral t, which fixes both, promises more power than the test has."""
-        return math.nan if self.se == 0 else self._power(effect, self._bounds(alpha))
-
     def minimal_effect(self, *, alpha: float = 0.05, power: float = 0.8) -> float | None:
         """The smallest true difference that is found with the given power; ``None`` without variance, and where the
         seeds are too few for that level."""
         if self.se == 0:
             return None
-        bounds, high = self._bounds(alpha), self.se
-        while self._power(high, bounds) < power and high < 1e6 * self.se:
+        bounds, high = self.bounds(alpha), self.se
+        while self.power(high, bounds) < power and high < 1e6 * self.se:
             high *= 2
-        if self._power(high, bounds) < power:
+        if self.power(high, bounds) < power:
             return None
-        return float(scipy.optimize.brentq(lambda x: self._power(x, bounds) - power, 0.0, high, xtol=1e-6 * self.se))
+        return float(scipy.optimize.brentq(lambda x: self.power(x, bounds) - power, 0.0, high, xtol=1e-6 * self.se))
 
-    def _power(self, effect: float, bounds: np.ndarray) -> float:
+    def power(self, effect: float, bounds: np.ndarray) -> float:
+        """How often the test finds a true difference, if the variances are what they were estimated to be.
+
+        Another experiment would estimate each variance V (of each arm's seeds, of the items) as V χ²_ν/ν, and reject
+        when |D| > t* √(sum of the estimates) (``bounds``), D ~ N(effect, sum of the V). The power is the mean of that
+        probability over equally likely values of the estimates. t* and Welch's degrees of freedom in it change with the
+        estimates; a noncentral t, which fixes both, promises more power than the test has."""
         above, below = (abs(effect) - bounds) / self.se, (-abs(effect) - bounds) / self.se
         return float(np.mean(scipy.special.ndtr(above) + scipy.special.ndtr(below)))
 
-    def _bounds(self, alpha: float) -> np.ndarray:
+    def bounds(self, alpha: float) -> np.ndarray:
         """How large a difference must be to be found, for every combination of likely estimates of the variances."""
         number = 400 if len(self.seeds) < 2 else 60
         estimates = [_likely_values(variance, df, number) for variance, df in self.seeds]
@@ -244,7 +241,7 @@ def crossed_macro(
     seed variance; with one seed in both there is none to estimate, and the items alone are the sample.
     """
     parts = [_parts(b, t, paired, g) for (b, t), g in zip(tasks, clusters or [None] * len(tasks))]
-    share = np.full(len(parts), 1 / len(parts)) if weights is None else np.asarray(weights, dtype=np.float64)
+    share = shares(len(parts), weights)
     means = [share @ np.array([part.seed_means[arm] for part in parts]) for arm in range(len(parts[0].seed_means))]
     item_parts = share**2 * [part.item_variance for part in parts]
     item_total = float(item_parts.sum())

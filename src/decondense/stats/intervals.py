@@ -29,6 +29,11 @@ def student(values: ArrayLike, level: float = 0.95) -> tuple[Any, Any]:
     return a.mean(0), t_quantile(1 - level, len(a) - 1) * a.std(0, ddof=1) / np.sqrt(len(a))
 
 
+def shares(n: int, weights: Sequence[float] | None) -> np.ndarray:
+    """(n,) the weights, 1/n each where there are none."""
+    return np.full(n, 1 / n) if weights is None else np.asarray(weights, dtype=np.float64)
+
+
 def mean_interval(
     values: Sequence[float], intervals: Sequence[tuple[float, float]], weights: Sequence[float] | None = None
 ) -> tuple[float, float]:
@@ -36,7 +41,7 @@ def mean_interval(
     Donner's MOVER): the squared distances to the lower ends add up, and so do those to the upper ends. A single value
     keeps its own interval."""
     x, ends = np.asarray(values, dtype=np.float64), np.asarray(intervals, dtype=np.float64)
-    share = np.full(len(x), 1 / len(x)) if weights is None else np.asarray(weights, dtype=np.float64)
+    share = shares(len(x), weights)
     low, high = np.sqrt(np.sum((share[:, None] * (ends - x[:, None])) ** 2, axis=0))
     return float(share @ x - low), float(share @ x + high)
 
