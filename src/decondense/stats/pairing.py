@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..evaluate.logs import Log, Scores, beyond_shares, named
+from ..files import grouped
 from ..words import several
 from .checkpoints import Pair
 
@@ -26,17 +26,16 @@ def check_runs(arms: list[list[Log]], *, paired: bool = False) -> list[str]:
                 "a table, in one order of the seeds."
             )
     for arm, runs in zip(("base", "treated"), arms):
-        fingerprints: Counter[str] = Counter()
-        names: dict[str, str] = {}
-        folders: dict[str, list[str]] = {}
+        fingerprints: set[str] = set()
+        trained = []  # (place, checkpoint)
         for run in runs:
             notes += [f"{arm} run {run.label!r}, {note}" for note in run.notes]
-            fingerprints[run.fingerprint] += 1
-            if fingerprints[run.fingerprint] > 1:
+            if run.fingerprint in fingerprints:
                 what = "have the same weights" if run.record is not None else "are the same log"
                 raise ValueError(
                     f"two {arm} runs {what} (one is {run.label!r}): a copy is not another seed; leave it out."
                 )
+            fingerprints.add(run.fingerprint)
             if run.record is None:
                 continue
             checkpoint = run.record.checkpoint
@@ -49,14 +48,12 @@ def check_runs(arms: list[list[Log]], *, paired: bool = False) -> list[str]:
             if checkpoint.selected_by != "final":
                 notes.append(f"{arm} run {run.label!r}: the checkpoint was chosen by {checkpoint.selected_by}.")
             # One folder with different weights was retrained: two runs. A model outside any folder is its own run.
-            place = checkpoint.place or run.record.model.name
-            folders.setdefault(place, []).append(checkpoint.folder or "")
-            names[place] = checkpoint.run or place
-        for place, inside in folders.items():
-            if len(set(inside)) > 1:
+            trained.append((checkpoint.place or run.record.model.name, checkpoint))
+        for place, inside in grouped(trained).items():
+            if len({checkpoint.folder for checkpoint in inside}) > 1:
                 raise ValueError(
-                    f"{len(inside)} {arm} runs are checkpoints of one training run ({names[place]!r}): the unit is the "
-                    "training seed; give its final checkpoint only."
+                    f"{len(inside)} {arm} runs are checkpoints of one training run ({inside[-1].run or place!r}): the "
+                    "unit is the training seed; give its final checkpoint only."
                 )
     if {run.fingerprint for run in arms[0]} & {run.fingerprint for run in arms[1]}:
         notes.append("a base and a treated run have the same weights, or are the same log.")
