@@ -12,15 +12,14 @@ and since the first snapshot after it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ..figures.studies import curves, effects
 from ..records import known
 from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, Decision, decide, trend_and_level
-from .runs import Conclusion, Runs, Settings, cosine, held_out, spearman, spearman_blocks
+from .runs import Conclusion, Draw, Runs, Settings, cosine, held_out, spearman, spearman_blocks
 
 GPT2, GPT2_UNTIED = "GPT2: LayerNorm before, learned, tied", "GPT2: LayerNorm before, learned, untied"
 OPT_PRE, OPT_POST = "OPT: LayerNorm before, learned, tied", "OPT: LayerNorm after, learned, tied"
@@ -97,8 +96,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     seeds = [len(runs.of(arm)) for arm in runs.arms]
     sentence = ""
     if len(seeds) < arm_count or min(seeds) < 3:
-        fewest_seeds = min(seeds, default=0)
-        sentence = f"{len(seeds)} of {arm_count} architectures are run, {fewest_seeds} of at least 3 training seeds; "
+        sentence = f"{len(seeds)} of {arm_count} architectures are run, {min(seeds)} of at least 3 training seeds; "
     verdicts = {"trend": verdict, "level": by_level}
     sentence += (
         f"Spearman of {len(names)} architectures: {_sides(condense, resist)}; pairs that differ in it: "
@@ -127,12 +125,11 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         "spearman": condense, "contrasts": contrasts, "mean_cosine": level, "contrasts_mean_cosine": levels,
         "verdicts": verdicts,
     }  # fmt: skip
-    more = {"curves.png": _curves(runs)} if runs.arms else {}
     rows = runs.rows(spearman_blocks=spearman_blocks)
-    return Conclusion(verdict, headline, sentence, *rows, estimate, draw, more)
+    return Conclusion(verdict, headline, sentence, *rows, estimate, draw, {"curves.png": _curves(runs)})
 
 
-def _curves(runs: Runs) -> Callable[[Path], object]:
+def _curves(runs: Runs) -> Draw:
     """The mean cosine of every state at the end, in two panels: rotary positions with a gated MLP, and all others."""
     cosines = {
         arm: [[known(value) for value in run.snapshots[-1].mean_cosine] for run in runs.of(arm)] for arm in runs.arms

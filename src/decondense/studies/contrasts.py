@@ -7,15 +7,18 @@ Seeds and documents (items) are both samples, and crossed (docs/statistics.md); 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
+from ..figures.studies import effects
 from ..records import Training, known
 from ..stats.crossed import crossed_macro
 from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, Decision, decide, equivalent, from_interval, unclear, undecided
 from ..words import list_of
 from .outcomes import paired_outcomes
-from .runs import MATTERS_NATS, MATTERS_POINTS, MATTERS_SHARE, Runs, cosine
+from .runs import MATTERS_NATS, MATTERS_POINTS, MATTERS_SHARE, Draw, Runs, cosine
 
 NONE = "cross-entropy"  # the arm without an added loss, where models are trained from nothing
 SMALLEST = 0.005  # nats per token: the smallest effect that matters there
@@ -112,6 +115,17 @@ def share_of_change(runs: Runs, arm: str, whole: str, none: str, *, margin: floa
     if not all(by_whole for _, by_whole in changes):
         return undecided(f"{whole} changes nothing", len(changes), level=0.9)
     return equivalent([100 * change / by_whole for change, by_whole in changes], margin=margin, around=around)
+
+
+def losses_drawn(
+    runs: Runs, gaps: Mapping[str, Sequence[float]], base: str, *, base_words: str = "", **more: Any
+) -> Draw | None:
+    """The figure of `gaps`, arm → held-out losses minus those of `base`, with the mean cosines at its right; None where
+    there are none. `more`: options of `effects`."""
+    shown = [(arm, values) for arm, values in gaps.items() if values]
+    right = [runs.said(arm, cosine) for arm, _ in shown]
+    title = f"mean cosine ({base_words or base}: {runs.said(base, cosine)})"
+    return partial(effects, shown, margin=MATTERS_NATS, right=right, right_title=title, **more) if shown else None
 
 
 def _crossed(pairs: Pairs, seeds: int, claim: str, smallest: float, level: float, *, paired: bool) -> Decision:

@@ -8,13 +8,11 @@ are reported, and decide nothing."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
-from ..figures.studies import effects
 from ..stats.verdicts import NOT, REPRODUCED, Decision, combine, not_below
-from .contrasts import over_items, sides
-from .runs import MATTERS_NATS, MATTERS_SHARE, Conclusion, Runs, Settings, cosine, held_out
+from .contrasts import losses_drawn, over_items, sides
+from .runs import MATTERS_NATS, MATTERS_SHARE, Conclusion, Runs, Settings, held_out
 
 # The paper's grid from the weakest to the strongest: to first order λ and τ only multiply the loss by λ/τ.
 GRID = [
@@ -53,10 +51,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     )
     against = {arm: d for arm in [*GRID, *others] if (d := runs.differences(arm, PLAIN, held_out))}
     beyond = "orange: not in its grid; " if {*others} & against.keys() else ""
-    draw = partial(
-        effects, list(against.items()), x=f"held-out loss minus that of {PLAIN}, nats per token (right of 0: worse)",
-        margin=MATTERS_NATS, right=[f"{runs.mean(arm, cosine):.3f}" for arm in against],
-        right_title=f"mean cosine ({PLAIN}: {runs.said(PLAIN, cosine)})",
+    draw = losses_drawn(
+        runs, against, PLAIN, x=f"held-out loss minus that of {PLAIN}, nats per token (right of 0: worse)",
         colours=[2 if arm == CENTRE else 0 if arm in GRID else 1 for arm in against],
         note=f"green: the paper's choice; {beyond}dots: seeds; bars: 95 % intervals over them; "
         "shaded: too small to matter",
@@ -68,7 +64,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     if likelihoods:
         estimate |= {"log_likelihood_minus_centre": likelihoods, "points_minus_centre": points}
     verdict = combine(list(against_centre.values()))
-    return Conclusion(verdict, headline, sentence, *runs.rows(runs.tasks), estimate, draw if against else None)
+    return Conclusion(verdict, headline, sentence, *runs.rows(runs.tasks), estimate, draw)
 
 
 def _plain(cells: Mapping[str, Decision]) -> str:

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ..figures.studies import effects
 from ..records import Training
-from ..stats.verdicts import REPRODUCED, UNDECIDED, Decision, combine, decide
-from .contrasts import over_documents, over_items, share_of_change
-from .runs import MATTERS_NATS, RUINED, Conclusion, Runs, Settings, by_document, cosine, spearman
+from ..stats.verdicts import REPRODUCED, UNDECIDED, Decision, combine
+from .contrasts import losses_drawn, over_documents, over_items, share_of_change
+from .runs import RUINED, Conclusion, Runs, Settings, by_document, cosine, spearman
 from .settings import loss_of
 
 REAL, BLIND = "dispersion", "placebo"
@@ -67,8 +65,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     likely = {w: over_items(runs, real[w], blind[w], kind="log_share") for w in helps}
     ruined = [arm for arm, one in alone.items() if one.estimate is not None and one.estimate > RUINED]
     norms = {arm: runs.mean(arm, _median_norm) / runs.mean(none, _median_norm) for arm in runs.arms}
-    moved = {arm: decide(runs.differences(arm, none, cosine), claim="less") for arm in alone}
-    trend = {arm: decide(runs.differences(arm, none, spearman), claim="less") for arm in alone}
+    moved, trend = ({arm: runs.contrast(arm, none, metric) for arm in alone} for metric in (cosine, spearman))
     up, down = helps[dose], hurts[-dose]
     halves = {w: half for w, half in ((dose, up), (-dose, down)) if not {real[w], blind[w]} & {*ruined}}
     verdict = combine(list(halves.values()))
@@ -97,11 +94,9 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         headline = f"percent of dispersion's effect on the mean cosine in the placebo: {shares}; the gate is {gate}"
     columns, rows = runs.rows(runs.tasks, loss_by_document=by_document, gradient_norm=_median_norm)
     pairs = [those[w] for w in sorted(weights, reverse=True) for those in (real, blind)]
-    against = {arm: gaps for arm in pairs if (gaps := runs.differences(arm, none, by_document))}
-    draw = partial(
-        effects, list(against.items()), x="held-out loss minus that without a loss, nats per token (right of 0: worse)",
-        margin=MATTERS_NATS, far=RUINED, right=[f"{runs.mean(arm, cosine):.3f}" for arm in against],
-        right_title=f"mean cosine (without a loss: {runs.mean(none, cosine):.3f})",
+    draw = losses_drawn(
+        runs, {arm: runs.differences(arm, none, by_document) for arm in pairs}, none, base_words="without a loss",
+        x="held-out loss minus that without a loss, nats per token (right of 0: worse)", far=RUINED,
         note="dots: training seeds; bars: 95 % intervals over them alone; shaded: too small to matter",
     )  # fmt: skip
     estimate: dict[str, Any] = {"gate_percent": GATE, "gate_met": met, "seen_percent": _named(seen, blind)}
@@ -110,7 +105,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     estimate |= {"log_likelihood": _named(likely, real)}
     estimate |= {"log_likelihood_alone": {arm: over_items(runs, arm, none, kind="log_share") for arm in alone}}
     verdict = verdict if met else UNDECIDED
-    return Conclusion(verdict, headline, sentence, columns, rows, estimate, draw if against else None)
+    return Conclusion(verdict, headline, sentence, columns, rows, estimate, draw)
 
 
 def _percent(seen: Decision) -> str:

@@ -11,11 +11,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from ..figures.studies import curves, effects
+from ..figures.studies import curves
 from ..records import known
 from ..stats.verdicts import UNDECIDED, Decision, decide, judged
 from ..words import amount
-from .contrasts import over_documents, over_items
+from .contrasts import losses_drawn, over_documents, over_items
 from .runs import MATTERS_NATS, MATTERS_SHARE, Conclusion, Runs, Settings, by_document, cosine, spearman
 
 PLAIN, RELEASED, KEPT, OPPOSITE = needed = (
@@ -49,11 +49,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"{moved[deciding].short(1)} %{'' if met else f': the gate of −{GATE:g} % is not met'}"
     )
     columns, rows = runs.rows(runs.tasks, loss_by_document=by_document)
-    against = {arm: gaps for arm, gaps in diffs.items() if gaps}
-    draw = partial(
-        effects, list(against.items()), x="held-out loss minus cross-entropy's, nats per token (right of 0: worse)",
-        margin=MATTERS_NATS, right=[f"{runs.mean(arm, cosine):.3f}" for arm in against],
-        right_title=f"mean cosine (cross-entropy: {runs.mean(PLAIN, cosine):.3f})",
+    draw = losses_drawn(
+        runs, diffs, PLAIN, x="held-out loss minus cross-entropy's, nats per token (right of 0: worse)",
         note="dots: training seeds; bars: 95 % intervals over them; shaded: too small to matter",
     )  # fmt: skip
     course = partial(curves, [_course(runs, settings)], note="dots: training seeds; bars: 95 % intervals over them")
@@ -62,8 +59,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     estimate |= {"held_out_loss": losses, "released_minus_kept": spared, "released_minus_opposite": sides}
     estimate |= {"log_likelihood": likelihood, "points": scores, "spearman": trend}
     verdict = losses[met[0]].verdict if met else UNDECIDED
-    shown = draw if against else None
-    return Conclusion(verdict, headline, sentence, columns, rows, estimate, shown, {"course.png": course})
+    return Conclusion(verdict, headline, sentence, columns, rows, estimate, draw, {"course.png": course})
 
 
 def _of_dose(arm: str, moved: Decision, loss: Decision, apart: list[float], met: bool) -> str:

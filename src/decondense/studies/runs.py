@@ -184,6 +184,8 @@ def quantisation(scheme: str) -> Metric:
 
 # ---- what `conclude` is given, and what it gives -----------------------------------------------------------------
 
+Draw = Callable[[Path], object]  # writes a figure
+
 
 class Runs:
     """The runs of a study. `table` is arm → seed → training, `outcomes` the same for benchmarks, `measured` the
@@ -305,8 +307,8 @@ class Conclusion:
     columns: list[str]
     rows: list[list[Any]]
     estimate: dict[str, Any]
-    draw: Callable[[Path], object] | None = None  # writes the figure
-    more: dict[str, Callable[[Path], object]] = field(default_factory=dict)  # name of the file → writes another one
+    draw: Draw | None = None  # figure.png
+    more: dict[str, Draw] = field(default_factory=dict)  # name of the file → another figure
 
     def __post_init__(self) -> None:
         self.estimate = _plain(self.estimate)
