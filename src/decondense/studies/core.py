@@ -174,9 +174,8 @@ def run(
     finally:
         if shop.aside:
             gc.unfreeze()
-    left = [*(planned.name for planned in chosen), *map(safe_name, settings.get("arms", ()))]
-    for path in [path for name in left for path in shop.work.glob(name)]:
-        shutil.rmtree(path, ignore_errors=True)  # what a killed process had no time to remove
+    for name in (*(planned.name for planned in chosen), *map(safe_name, settings.get("arms", ()))):
+        shutil.rmtree(shop.work / name, ignore_errors=True)  # what a killed process had no time to remove
     clear_teachers(plan, shop)
     with contextlib.suppress(OSError):
         shop.work.rmdir()
@@ -217,8 +216,8 @@ def _runs(folder: Path, members: Members) -> dict[str, Run]:
 def collect(study: Study, scale: str, folder: Path, sources: Sequence[Path], *, say: Say = nobody) -> None:
     """Copy the runs that belong from all folders below the sources into DIR/runs: all of them, or none where one is
     refused. A run that is found twice must have the same numbers."""
-    configs = [read_config(study, scale, place) for place in (folder, *sources) if place is folder or place.is_dir()]
-    settings = next((found for found in configs if found is not None), None) or settings_of(study, scale)
+    configs = filter(None, [read_config(study, scale, place) for place in (folder, *sources)])
+    settings = next(configs, None) or settings_of(study, scale)
     members = Members(study.plan(settings), settings)
     present = {member.name: member for member in _runs(folder, members).values()}
     fresh: dict[str, Run] = {}
