@@ -18,6 +18,7 @@ import numpy as np
 
 from ..figures.studies import curves
 from ..stats.verdicts import combine, decide, trend_and_level
+from ..words import cell
 from .contrasts import perplexities
 from .runs import Conclusion, Metric, Runs, Settings, cosine, held_out, spearman
 from .settings import loss_of
@@ -56,7 +57,7 @@ def criterion_of(settings: Settings) -> str:
     doses = list(by_dose(settings))
     symmetric = doses == [-d for d in reversed(doses)]
     return (
-        f"Held-out loss at λ = {_plain(settings['dose'])} minus at λ = 0 is below 0, and the slope of held-out loss "
+        f"Held-out loss at λ = {cell(settings['dose'])} minus at λ = 0 is below 0, and the slope of held-out loss "
         f"over the {'symmetric ' if symmetric else ''}doses is below 0: both 95 % intervals over training seeds."
     )
 
@@ -73,15 +74,15 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     best = min(arms_run, key=lambda d: runs.mean(arms_run[d], held_out), default=0.0)
     finding = trend_and_level(trend.verdict, level.verdict)
     sentence = (
-        f"held-out loss at λ = {_plain(dose)} minus at 0 {against[dose].words(4)}; slope over doses, nats per unit of "
-        f"λ, {slope.words(4)} (below 0: condensing hurts more than dispersing); lowest mean loss at λ = {_plain(best)}"
+        f"held-out loss at λ = {cell(dose)} minus at 0 {against[dose].words(4)}; slope over doses, nats per unit of "
+        f"λ, {slope.words(4)} (below 0: condensing hurts more than dispersing); lowest mean loss at λ = {cell(best)}"
         f". {_at_most(most, at, len(positive))}"
         f"Mean cosine {_at(runs, arm_of, cosine, '.3f')}, slope {level.words()}; Spearman "
         f"{_at(runs, arm_of, spearman, '+.2f')}, slope {trend.words()}. That a higher weight relieves condensation: "
         f"{finding[0].lower()}{finding[1:]}"
     )
     headline = (
-        f"held-out loss, λ = {_plain(dose)} minus 0: {against[dose].short(4)} nats; slope over all λ: "
+        f"held-out loss, λ = {cell(dose)} minus 0: {against[dose].short(4)} nats; slope over all λ: "
         f"{slope.short(4)} nats per unit"
     )
     means = {
@@ -91,7 +92,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         }
         for d, seeds in scores.items()
     }
-    estimate: dict[str, Any] = {"deciding": {f"λ {_plain(dose)} − λ 0": against[dose]}}
+    estimate: dict[str, Any] = {"deciding": {f"λ {cell(dose)} − λ 0": against[dose]}}
     estimate |= {"against_zero": {arm_of[d]: x for d, x in against.items()}, "slope": slope, "scores": means}
     estimate |= {"spearman_slope": trend, "mean_cosine_slope": level, "gain_at_most": most}
     estimate["against_zero_corrected"] = {arm_of[d]: x for d, x in strict.items()}
@@ -125,7 +126,7 @@ def _panel(title: str, y: str, values: Mapping[float, list[float]], **more: Any)
 def _at_most(most: float | None, at: float | None, tried: int) -> str:
     if most is None or at is None:
         return ""
-    over = f" (over {tried} weights, each at the level divided by their number; at λ = {_plain(at)})"
+    over = f" (over {tried} weights, each at the level divided by their number; at λ = {cell(at)})"
     return f"A gain from dispersing is at most {max(0.0, most):.4f} nats{over if tried > 1 else ''}. "
 
 
@@ -136,12 +137,8 @@ def _slopes(runs: Runs, arm_of: Mapping[float, str], metric: Metric) -> list[flo
     return [float(x @ np.array(list(map(metric, all_doses))) / (x @ x)) for all_doses in runs.paired(*arm_of.values())]
 
 
-def _plain(dose: float) -> str:
-    return f"{dose:g}".replace("-", "−")
-
-
 def _at(runs: Runs, arm_of: Mapping[float, str], metric: Metric, form: str) -> str:
     """The metric at the lowest dose, at 0 and at the highest."""
     here = [d for d in dict.fromkeys((min(arm_of), 0.0, max(arm_of))) if arm_of[d] in runs]
-    parts = [f"{runs.mean(arm_of[d], metric):{form}} at {_plain(d)}".replace("-", "−") for d in here]
+    parts = [f"{runs.mean(arm_of[d], metric):{form}} at {cell(d)}".replace("-", "−") for d in here]
     return ", ".join(parts) or "unknown"

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,7 @@ OF_TASKS = ("tasks", "shots", "limit", "dtype")  # settings that outcomes depend
 
 
 def evaluate_folder(
-    model: Path, settings: Settings, seed: int, *, bench: str, device: str | None, progress: Any = None
+    model: Path, settings: Settings, seed: int, *, bench: str, device: str | None, progress: Callable[..., None]
 ) -> Outcomes:
     """Score the model in a folder on the tasks of the settings; `progress` is that of `evaluate`."""
     from ..evaluate.harness import evaluate

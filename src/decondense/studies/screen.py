@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from ..figures.studies import curves
+from ..records import Training, known
 from ..stats.verdicts import UNDECIDED
 from ..words import list_of, signed
 from .contrasts import NONE
@@ -77,17 +78,19 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     for arm in ordered:
         control = control_of(arm)
         same_schedule = losses.get(control + arm[len(TUNED.sub("", arm)) :], math.nan)
-        shots = [run.snapshots[-1].mean_cosine[-1] for run in runs.of(arm) if run.snapshots]
-        last = shots[0] if shots and shots[0] is not None else math.nan
-        geometry = runs.mean(arm, cosine) if shots else math.nan
-        row = [arm, losses[arm], losses[arm] - bases[control], losses[arm] - same_schedule, geometry, last]
-        rows.append([*row, *(runs.mean(arm, quantisation(scheme)) for scheme in runs.schemes)])
+        others = [runs.mean(arm, metric) for metric in (cosine, _last_state, *map(quantisation, runs.schemes))]
+        rows.append([arm, losses[arm], losses[arm] - bases[control], losses[arm] - same_schedule, *others])
     note = "one seed each: this chooses what is confirmed, and decides nothing"
     panels = [p for c, base in bases.items() if math.isfinite(base) for p in _panels(c, losses, settings)]
     names = list(dict.fromkeys(name for panel in panels for name in panel["series"]))  # one colour in every panel
     draw = partial(curves, [panel | {"names": names} for panel in panels], note=note) if panels else None
     estimate = {"cross_entropy": bases, "chosen": {} if missing else chosen}
     return Conclusion(UNDECIDED, headline, sentence, columns, rows, estimate, draw)
+
+
+def _last_state(run: Training) -> float:
+    """Mean cosine of the last state, after the final norm."""
+    return known(run.snapshots[-1].mean_cosine[-1]) if run.snapshots else math.nan
 
 
 def _panels(control: str, losses: Mapping[str, float], settings: Settings) -> list[Settings]:

@@ -108,8 +108,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     }
     least = ("lowest, where the embedding is lowest", [floor(len(m.snapshot.mean_cosine)) for m in compared])
     limits = {"Spearman": least} if len({m.family for m in compared}) == 1 else {}  # families differ in depth
-    more: dict[str, Any] = {"x": "parameters", "numbers": True, "limits": limits}
-    draw = partial(heat_row, panels, points=points, **more) if models else None
+    draw = partial(heat_row, panels, points=points, x="parameters", numbers=True, limits=limits)
     estimate = {"slope": trend, "spearman_blocks": blocks, "mean_cosine": level, "verdicts": verdicts}
     columns, rows = list(Member._fields[:-1]), [list(m[:-1]) for m in models]
     return Conclusion(trend.verdict, headline, sentence, columns, rows, estimate, draw)
