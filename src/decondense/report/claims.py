@@ -17,33 +17,33 @@ PICTURE = "picture"
 
 
 class Shown(NamedTuple):
-    """What a study is about: the path of its effect in `estimate` (empty if the effect is not one number), the effect
-    in words, the title of the panel that matters."""
+    """What a study is about: the effect in words and its path in `estimate` (empty if the effect is not one number),
+    and the title of the panel that matters."""
 
-    path: tuple[str, ...]
-    words: str
-    figure: str = "Over depth"
+    words: str = ""
+    path: tuple[str, ...] = ()
+    figure: str = PICTURE
 
 
 STUDIES = {
-    "size": Shown(("slope",), "Spearman, for tenfold parameters", PICTURE),
-    "arch": Shown((), "", PICTURE),
-    "text": Shown(("another_text",), "Spearman on one more text"),
-    "width": Shown(("difference",), "Spearman, narrowest − widest MLP"),
-    "init": Shown(("change",), "Spearman, end − start", "Condensation over training"),
-    "distill": Shown(("mean_cosine",), "mean cosine, with − without a teacher"),
-    "counteract": Shown(("mean_cosine",), "mean cosine, dispersion − cross-entropy"),
-    "benchmarks": Shown(("decision",), "average accuracy in points, treated − base", ""),
-    "dose": Shown(("deciding",), "held-out loss", PICTURE),
-    "estimators": Shown(("kept_percent",), "% of the exact loss's change of the mean cosine", PICTURE),
-    "hyper": Shown(("strongest_rival",), "held-out loss, strongest rival − paper's choice", PICTURE),
-    "placebo": Shown(("dispersion_minus_placebo", "dispersion λ +1"), "held-out loss, dispersion − placebo", PICTURE),
-    "pretrain": Shown(("deciding",), "held-out loss, treated − cross-entropy", PICTURE),
-    "rates": Shown(("deciding",), "held-out loss, treated − cross-entropy, each at its own rate", PICTURE),
-    "release": Shown(("deciding",), "held-out loss, released − cross-entropy", PICTURE),
-    "screen": Shown((), "held-out loss", PICTURE),
-    "theory": Shown((), "", PICTURE),
-    "variants": Shown(("contrasts",), "held-out loss, dispersion − another loss", PICTURE),
+    "size": Shown("Spearman, for tenfold parameters", ("slope",)),
+    "arch": Shown(),
+    "text": Shown("Spearman on one more text", ("another_text",), "Over depth"),
+    "width": Shown("Spearman, narrowest − widest MLP", ("difference",), "Over depth"),
+    "init": Shown("Spearman, end − start", ("change",), "Condensation over training"),
+    "distill": Shown("mean cosine, with − without a teacher", ("mean_cosine",), "Over depth"),
+    "counteract": Shown("mean cosine, dispersion − cross-entropy", ("mean_cosine",), "Over depth"),
+    "benchmarks": Shown("average accuracy in points, treated − base", ("decision",), ""),
+    "dose": Shown("held-out loss", ("deciding",)),
+    "estimators": Shown("% of the exact loss's change of the mean cosine", ("kept_percent",)),
+    "hyper": Shown("held-out loss, strongest rival − paper's choice", ("strongest_rival",)),
+    "placebo": Shown("held-out loss, dispersion − placebo", ("dispersion_minus_placebo", "dispersion λ +1")),
+    "pretrain": Shown("held-out loss, treated − cross-entropy", ("deciding",)),
+    "rates": Shown("held-out loss, treated − cross-entropy, each at its own rate", ("deciding",)),
+    "release": Shown("held-out loss, released − cross-entropy", ("deciding",)),
+    "screen": Shown(),
+    "theory": Shown(),
+    "variants": Shown("held-out loss, dispersion − another loss", ("contrasts",)),
 }
 
 
@@ -98,7 +98,8 @@ class Claim:
 def claim_of(record: Study) -> Claim:
     effect = None
     evidence = several(len(record.runs), "run") if record.runs else "calculated"
-    for words, decision in _decision(record):
+    if (found := _decision(record)) is not None:
+        words, decision = found
         note = "" if decision.level == 0.95 or decision.low is None else f"; {100 * decision.level:.3g} % interval"
         effect = Effect(words + note, decision.estimate, decision.low, decision.high)
         evidence = several(decision.n, decision.unit)
@@ -115,20 +116,22 @@ def parted(record: Study) -> str:
     return ""
 
 
-def _decision(record: Study) -> list[tuple[str, _Decision]]:
-    """Return [(name, decision)] with the decision at or below the path of the study's effect or, if there is none, one
-    with the study's own verdict, or else any; [] for a study without a single effect. Decisions with an interval come
+def _decision(record: Study) -> tuple[str, _Decision] | None:
+    """Return (name, decision) of the decision at or below the path of the study's effect or, if there is none, one with
+    the study's own verdict, or else any; None for a study without a single effect. Decisions with an interval come
     before those without, then those with the study's verdict before others."""
-    decisions = list(_decisions(record.estimate))
     shown = STUDIES.get(record.study)
-    if shown and not shown.path:
-        return []
-    prefix = shown.path if shown else ()
+    if shown is not None and not shown.path:
+        return None
+    decisions = list(_decisions(record.estimate))
+    lead, prefix = (shown.words, shown.path) if shown else ("", ())
     matching = [(path[len(prefix) :], one) for path, one in decisions if prefix and path[: len(prefix)] == prefix]
-    lead = [shown.words] if shown and matching else []
+    words = [lead] if matching else []
     matching = matching or [entry for entry in decisions if entry[1].verdict == record.verdict] or decisions
-    chosen = sorted(matching, key=lambda entry: (entry[1].low is None, entry[1].verdict != record.verdict))[:1]
-    return [(", ".join([*lead, *(part.replace("_", " ") for part in path)]), one) for path, one in chosen]
+    if not matching:
+        return None
+    path, one = min(matching, key=lambda entry: (entry[1].low is None, entry[1].verdict != record.verdict))
+    return ", ".join([*words, *(part.replace("_", " ") for part in path)]), one
 
 
 def _decisions(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], _Decision]]:

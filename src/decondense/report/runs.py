@@ -34,7 +34,7 @@ LAST = ("last", "mean cosine of the last states", lambda shot: shot.last)
 
 @dataclass
 class Run(Line):
-    source: Source[Training] = None  # type: ignore[assignment]
+    source: Source[Training] = field(kw_only=True)
     notes: list[str] = field(default_factory=list)
     named: str = ""  # the label and, where runs differ in settings, these settings
 
