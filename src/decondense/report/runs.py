@@ -165,11 +165,11 @@ def training(runs: Sequence[Run]) -> Section:
         origin = origin_of(run.source, config, record.command, facts, seconds=record.seconds)
         origin.title = run.named if many else ""
         origins.append(origin)
-    differences, arm_clauses = _differences(arms), _each(arms)
-    if not differences:  # else the first line would be about the first arm alone
-        arm_clauses = _first_line(arm_clauses)
+    differences = _differences(arms)
+    # without differences, the first line is about several arms, or it would be about the first alone
+    clauses = [*_first_line(differences), *_each(arms)] if differences else _first_line(_each(arms))
     return Section(
-        "training", title, "; ".join([*differences, *arm_clauses]), origins,
+        "training", title, "; ".join(clauses), origins, clauses=clauses,
         gloss="What happened to loss and geometry. Intervals of differences are over training seeds.",
         notes=[f"{run.label}: {note}" if many else note for run in runs for note in run.notes],
         panels=[panel for panel in panels if panel is not None], tables=[_run_table(runs, differing)],
@@ -251,13 +251,13 @@ def _differences(arms: dict[str, list[Run]]) -> list[str]:
             seeds = f"{several(len(pairs), 'seed')}, {'95 % intervals' if len(pairs) >= LEAST else 'so no interval'}"
             label = name if names.count(name) == 1 else arm
             clauses.append(f"With the loss minus without it ({label}, {seeds}): {', '.join(parts)}")
-    return _first_line(clauses)
+    return clauses
 
 
 def _first_line(clauses: Sequence[str]) -> list[str]:
     """Join the first few clauses into one."""
     more = [f"And {len(clauses) - COMPARED} more"] if len(clauses) > COMPARED else []
-    return [". ".join([*clauses[:COMPARED], *more]), *clauses[COMPARED:]] if clauses else []
+    return [". ".join([*clauses[:COMPARED], *more]), *clauses[COMPARED:]]
 
 
 def _but_loss(run: Run) -> str:

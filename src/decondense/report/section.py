@@ -160,6 +160,8 @@ class Section:
     origins: list[Origin]
     badge: str = ""
     headline: str = ""
+    clauses: Sequence[str] = ()
+    """The parts of a verdict that is not to be split at its first sentence."""
     gloss: str = ""
     notes: list[str] = field(default_factory=list)
     panels: list[Panel] = field(default_factory=list)
@@ -179,9 +181,8 @@ class Section:
     @property
     def lines(self) -> tuple[str, list[str]]:
         """The verdict in one line, and the lines behind "more": the whole verdict if the one line is a headline, else
-        the rest of it; for training runs, one line for each further arm."""
-        if self.kind == "training":
-            first, *arms = self.verdict.split("; ")
-            return first, arms
+        the rest of it."""
+        if self.clauses:
+            return self.clauses[0], list(self.clauses[1:])
         head, rest = (self.headline, self.verdict) if self.headline else brief(self.verdict)
         return head, [rest] if rest else []
