@@ -59,6 +59,12 @@ DIFFERENCE = (
     "signal to noise",
 )  # fmt: skip
 
+DIFFERENCE_COLUMNS = (
+    "task", "items", "base", "treated", "difference", "low", "high", "test", "p", "p_holm", "significant",
+    "smallest_effect", "seed_sd", "item_se", "seed_se", "signal_to_noise",
+)  # fmt: skip
+"""What the CSV has of a row of a comparison: table.csv, and the page's."""
+
 
 def difference_cells(row: Mapping[str, Any], say: Callable[..., str] = points, items: str = "{}") -> tuple[str, ...]:
     """Format a row of a comparison (`records.differences`) for people, under the heads in `DIFFERENCE`."""

@@ -16,7 +16,7 @@ from ..figures.measured import SEEN, SMALLEST, Geometry
 from ..figures.measurements import trend_charts
 from ..figures.tasks import forest_chart, score_chart, score_rows
 from ..records import STATISTICS, Comparison, Evaluation, Measurement, Significance, differences
-from ..words import DIFFERENCE, cell, difference_cells, duration, from_where, points, several, span
+from ..words import DIFFERENCE, DIFFERENCE_COLUMNS, cell, difference_cells, duration, from_where, points, several, span
 from .panels import Line, Shot, depths_of, heat_panel
 from .reproduce import evaluate_command, measure_command, significance_command
 from .section import Origin, Panel, Section, Source, Table
@@ -238,15 +238,9 @@ def significance(source: Source[Significance]) -> Section:
     return Section("significance", title, record.verdict, [origin], notes=record.notes, panels=panels, tables=tables)
 
 
-EFFECTS = (
-    "task", "items", "base", "treated", "difference", "low", "high", "test", "p", "p_holm", "significant",
-    "smallest_effect", "seed_sd", "item_se", "signal_to_noise",
-)  # fmt: skip
-
-
 def effect_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return the differences as fractions (or nats), not in points, with six digits."""
-    return Table.of(title, [{name: row.get(name) for name in EFFECTS} for row in rows])
+    return Table.of(title, [{name: row.get(name) for name in DIFFERENCE_COLUMNS} for row in rows])
 
 
 def difference_table(rows: Sequence[Mapping[str, Any]]) -> Table:

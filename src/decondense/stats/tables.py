@@ -7,12 +7,10 @@ from typing import Any
 
 from ..files import csv_text
 from ..records import AVERAGE, Differences, Significance, differences
-from ..words import DIFFERENCE, difference_cells, first_few, nats, p_words, points
+from ..words import DIFFERENCE, DIFFERENCE_COLUMNS, difference_cells, first_few, nats, p_words, points
 
 SHORT = ("task", "items", "base", "treated", "diff.", "95 % interval", "p", "Holm", "could", "S/N")
 LIKELIHOOD = "Log-likelihood of what is right, in nats per item (per token of a text)"
-COLUMNS = "task items base treated difference low high test p p_holm significant smallest_effect seed_sd item_se"
-COLUMNS += " seed_se signal_to_noise"
 NAMED = 3
 """The most tasks that a sentence names; the table has all."""
 
@@ -126,5 +124,5 @@ def csv_table(record: Significance) -> str:
         rows: list[dict[str, Any]] = differences(part)
         if len(rows) == 1:
             rows.append(part.macro.model_dump() | {"task": AVERAGE})
-        lines += [{"outcome": outcome} | {name: row.get(name) for name in COLUMNS.split()} for row in rows]
+        lines += [{"outcome": outcome} | {name: row.get(name) for name in DIFFERENCE_COLUMNS} for row in rows]
     return csv_text(lines)
