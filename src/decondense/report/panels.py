@@ -101,9 +101,12 @@ def _views(result: Short) -> list[str]:
     return ["pooled", "released"] if released else ["pooled"]
 
 
-def heat_panel(rows: Sequence[tuple[str, Sequence[Shot]]], title: str = "", note: str = "", **more: Any) -> Panel:
+def heat_panel(
+    rows: Sequence[tuple[str, Sequence[Shot]]], title: str = "", note: str | None = None, **more: Any
+) -> Panel:
     """Show a heatmap per row on one scale, small ones if there are several, with one slider for all: each row shows its
-    last measurement up to that step. A choice of views if any of the results has the released one."""
+    last measurement up to that step. A choice of views if any of the results has the released one. A note is followed
+    by what the lines and colours mean."""
     results = [shot.result for _, row in rows for shot in row]
     floor = floor_of([density_of(r, view) for r in results for view in _views(r)])
     top = top_of([density_of(r) for r in results])
@@ -119,7 +122,10 @@ def heat_panel(rows: Sequence[tuple[str, Sequence[Shot]]], title: str = "", note
                 frames.append(heat_frame(shot.result, top=top, view=view, step=shot.step, caption=shot.caption))
         y = "cosine of two tokens" if len(rows) == 1 else ""
         charts.append(heat_chart(name, frames, [shot.result for shot in row], floor=floor, y=y))
-    return Panel(charts, title, note, views, sorted(labels.items()), **more)
+    meaning = "Orange: mean; dotted: 5 and 95 %. One colour scale for all; what is above it has its last colour."
+    return Panel(
+        charts, title, "" if note is None else f"{note} {meaning}".lstrip(), views, sorted(labels.items()), **more
+    )
 
 
 def curve_panel(lines: Sequence[Line], title: str, note: str, *, unit: str) -> Panel | None:

@@ -17,7 +17,7 @@ from ..stats.intervals import LEAST, student
 from ..words import amount, duration, from_where, round_to, several, span
 from .claims import Effect
 from .panels import SPEARMAN, Line, Shot, curve_panel, depths_of, heat_panel, numbered, trend_panel
-from .section import Section, Source, Table, inside, reason
+from .section import Panel, Section, Source, Table, inside, reason
 from .sections import origin_of
 
 DIGITS = {"held_out": 4, "spearman": 2, "mean_cosine": 3}
@@ -327,7 +327,7 @@ def _run_table(runs: Sequence[Run], differing: Sequence[str]) -> Table:
     return Table.of("Runs", rows, shown=shown, heads=heads, note=note)
 
 
-def _heat(runs: Sequence[Run]) -> Any:
+def _heat(runs: Sequence[Run]) -> Panel | None:
     rows = [(run.named, run.drawable) for run in runs if run.drawable]
     if not rows:
         return None
@@ -335,8 +335,4 @@ def _heat(runs: Sequence[Run]) -> Any:
     windows = f"{first.windows} held-out windows" if isinstance(first, Snapshot) else ""
     if isinstance(first, Geometry):
         windows = f"{first.record.windows_done} held-out windows of {first.record.settings['tokens']} tokens"
-    note = (
-        f"The meter on {windows}. Orange: mean; dotted: 5 and 95 %. One colour scale for all; what is above it has its "
-        "last colour."
-    )
-    return heat_panel(rows, "Geometry before, during and after", note)
+    return heat_panel(rows, "Geometry before, during and after", f"The meter on {windows}.")

@@ -184,7 +184,6 @@ def _heat(arms: dict[str, list[Line]]) -> Panel | None:
     windows = {shot.result.windows for _, row in rows for shot in row}  # type: ignore[union-attr]
     if len(windows) == 1:
         notes.append(f"The meter on {windows.pop()} windows.")
-    notes.append("Orange: mean; dotted: 5 and 95 %. One colour scale for all; what is above it has its last colour.")
     title = "Geometry before, during and after" if any(len(row) > 1 for _, row in rows) else "Geometry"
     named = any(shot.name for _, row in rows for shot in row)
     return heat_panel(rows, title, " ".join(notes), slider="Checkpoint" if named else "Training step")
