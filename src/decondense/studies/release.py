@@ -28,7 +28,10 @@ GATE = 15.0  # percent of the mean cosine
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
     doses = [arm for arm in (RELEASED, STRONGER) if arm == RELEASED or arm in runs.table]
     treated = [*doses, KEPT, OPPOSITE]
-    moved = {arm: decide(_shares(runs, arm), claim="less") for arm in treated}
+    moved = {
+        arm: decide([100 * (cosine(run) / cosine(plain) - 1) for run, plain in runs.paired(arm, PLAIN)], claim="less")
+        for arm in treated
+    }
     met = [arm for arm in doses if known(moved[arm].high) < -GATE]
     losses = {arm: over_documents(runs, arm, PLAIN) for arm in treated}
     sides = over_documents(runs, RELEASED, OPPOSITE)
@@ -69,11 +72,6 @@ def _of_dose(arm: str, moved: Decision, loss: Decision, apart: list[float], met:
         f"cross-entropy's, nats per token over seeds and documents, {loss.words(4)}{loss.why}; "
         f"{judged(apart, MATTERS_NATS)} (of {MATTERS_NATS:g} or more, over seeds)."
     )
-
-
-def _shares(runs: Runs, arm: str) -> list[float]:
-    """100 (c_arm / c_plain − 1) of the mean cosines at the end, seed by seed."""
-    return [100 * (cosine(run) / cosine(plain) - 1) for run, plain in runs.paired(arm, PLAIN)]
 
 
 def _likely(decision: Decision | None) -> str:

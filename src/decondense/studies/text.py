@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..figures.studies import heat_grid
-from ..records import Snapshot
+from ..files import grouped
 from ..stats.verdicts import combine, deciding, steady, trend_and_level
 from ..words import signed
 from .runs import MATTERS_COSINE, Conclusion, Runs, Settings, cosine, spearman
@@ -36,9 +36,8 @@ def refuse(settings: Settings) -> None:
 
 
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
-    table: dict[str, dict[str, Snapshot]] = {}
-    for one in sorted(runs.measured, key=lambda one: one.config["model"]):
-        table.setdefault(one.config["model"], {})[one.config["text"]] = one.measurement
+    measured = grouped((one.config["model"], (one.config["text"], one.measurement)) for one in runs.measured)
+    table = {model: dict(measured[model]) for model in sorted(measured)}
     decisions, levels, words, agreement = {}, {}, [], {}
     for model, shots in table.items():
         values = [spearman(shot) for shot in shots.values()]

@@ -205,7 +205,7 @@ def in_small(record: Training, folder: Path, settings: Settings, *, origin: str 
     if chosen and chosen[-1] is not history[-1]:
         chosen = [*chosen, history[-1]]
     drawn = _drawn(record, settings)
-    shots = [_shot(shot, folder, drawn=any(shot is one for one in drawn)) for shot in record.snapshots]
+    shots = [_shot(shot, folder, drawn=shot in drawn) for shot in record.snapshots]
     small = record.model_copy(update={"history": chosen, "snapshots": shots})
     content = small.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"command"})
     content = round_to(content, whole=False)
