@@ -54,7 +54,7 @@ def test_every_kind_is_found_and_conclusions_come_first(everything):
     kinds = [section.kind for section in content.sections]
     assert kinds == sorted(kinds, key=list(KINDS).index)
     assert kinds.count("training") == 1, "runs of one model on one text stand in one section"
-    assert content.hardware == ["NVIDIA H200", "cuda (kind not recorded)"]
+    assert "Hardware: NVIDIA H200; cuda (kind not recorded)" in render(content)
 
 
 def test_results_of_one_name_are_told_apart_by_their_folders(tmp_path):

@@ -14,7 +14,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +52,7 @@ class Report:
 
     sections: list[Section]
     skipped: list[Skipped]
-    counts: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def hardware(self) -> list[str]:
-        machines = [part for s in self.sections for o in s.origins for part in (o.hardware or "").split("; ") if part]
-        return list(dict.fromkeys(machines))
+    counts: dict[str, int]
 
 
 def collect(places: Places, *, running: bool = False, progress: Progress = nobody) -> Report:
@@ -245,8 +240,10 @@ def _policy(*scripts: str) -> str:
 
 def _hardware(content: Report) -> str:
     """Name the machines, and for how many results none was recorded."""
-    unknown = sum(1 for s in content.sections for o in s.origins if not o.hardware)
-    if not content.hardware:
-        return "Hardware was not recorded." if content.sections else ""
+    recorded = [origin.hardware for section in content.sections for origin in section.origins]
+    machines = dict.fromkeys(machine for some in recorded if some for machine in some.split("; "))
+    if not machines:
+        return "Hardware was not recorded." if recorded else ""
+    unknown = sum(not some for some in recorded)
     gap = f"; not recorded for {several(unknown, 'result')}" if unknown else ""
-    return f"Hardware: {'; '.join(content.hardware)}{gap}."
+    return f"Hardware: {'; '.join(machines)}{gap}."

@@ -122,10 +122,10 @@ def heat_panel(
                 frames.append(heat_frame(shot.result, top=top, view=view, step=shot.step, caption=shot.caption))
         y = "cosine of two tokens" if len(rows) == 1 else ""
         charts.append(heat_chart(name, frames, [shot.result for shot in row], floor=floor, y=y))
-    meaning = "Orange: mean; dotted: 5 and 95 %. One colour scale for all; what is above it has its last colour."
-    return Panel(
-        charts, title, "" if note is None else f"{note} {meaning}".lstrip(), views, sorted(labels.items()), **more
-    )
+    if note is not None:
+        meaning = "Orange: mean; dotted: 5 and 95 %. One colour scale for all; what is above it has its last colour."
+        note = f"{note} {meaning}".lstrip()
+    return Panel(charts, title, note or "", views, sorted(labels.items()), **more)
 
 
 def curve_panel(lines: Sequence[Line], title: str, note: str, *, unit: str) -> Panel | None:
