@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..figures.studies import heat_grid
+from ..records import known
 from ..stats.verdicts import decide, judged, trend_and_level
 from .runs import MATTERS_COSINE, MATTERS_NATS, Conclusion, Runs, Settings, cosine, held_out, spearman
 from .settings import loss_of
@@ -23,7 +24,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     left = decide([cosine(run) - cosine(run, 0) for run in runs.of(PLAIN)], claim="less")
     shown = {arm: runs.of(arm) for arm in needed if arm in runs}
     start = float(np.mean([cosine(run, 0) for trained in shown.values() for run in trained] or [math.nan]))
-    share = math.nan if change.estimate is None else -100 * change.estimate / runs.mean(PLAIN, cosine)
+    share = -100 * known(change.estimate) / runs.mean(PLAIN, cosine)
     part = "" if math.isnan(share) else f", which is {share:.1f} % of it"
     size = judged(runs.differences(TREATED, PLAIN, cosine), MATTERS_COSINE * runs.mean(PLAIN, cosine))
     worth = judged(runs.differences(TREATED, PLAIN, held_out), MATTERS_NATS)
