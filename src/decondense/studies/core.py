@@ -179,7 +179,7 @@ def run(
     clear_teachers(plan, shop)
     with contextlib.suppress(OSError):
         shop.work.rmdir()
-    return conclude(study, scale, folder, settings=settings, reason=reason)
+    return conclude(study, scale, folder, reason=reason)
 
 
 def select(study: Study, plan: list[Planned], wanted: Sequence[str] | None) -> list[Planned]:
@@ -278,11 +278,9 @@ def _write_config(study: Study, scale: str, folder: Path, settings: Mapping[str,
     write_text(folder / "config.yaml", to_yaml(content))
 
 
-def conclude(
-    study: Study, scale: str, folder: Path, *, settings: Settings | None = None, reason: str = "", say: Say = nobody
-) -> records.Study:
+def conclude(study: Study, scale: str, folder: Path, *, reason: str = "", say: Say = nobody) -> records.Study:
     """Compute the result from the runs in `folder`, write it and return it, and say which are missing. Runs nothing."""
-    settings = settings or read_config(study, scale, folder) or settings_of(study, scale)
+    settings = read_config(study, scale, folder) or settings_of(study, scale)
     plan = study.plan(settings)
     members = Members(plan, settings)
     runs_by_folder = _runs(folder, members)
