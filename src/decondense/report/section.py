@@ -104,7 +104,7 @@ class Table:
     def numeric(self) -> list[bool]:
         """Which of the shown columns hold only numbers, and so are right-aligned."""
         places = range(len(self.heads or self.columns))
-        return [all(_FIGURES.fullmatch(row[i]) for row in self.cells if i < len(row)) for i in places]
+        return [all(_FIGURES.fullmatch(row[i]) for row in self.cells) for i in places]
 
 
 @dataclass
