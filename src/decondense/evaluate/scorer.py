@@ -100,21 +100,17 @@ class Scorer(HFLM):
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
         """(context, continuation) in tokens. The pair is tokenised as one string and divided after as many tokens as
         the context alone has; spaces at the end of the context belong to the continuation."""
-        moved = []
-        for context, continuation in pairs:
-            spaces = len(context) - len(context.rstrip())
-            if context and spaces:
-                context, continuation = context[:-spaces], context[-spaces:] + continuation
-            moved.append((context, continuation))
-        contexts = list(dict.fromkeys(c for c, _ in moved if c))
-        lengths = dict(zip(contexts, self.encode_many(contexts)))
-        whole = self.encode_many([c + d for c, d in moved if c])
-        bare = self.encode_many([d for c, d in moved if not c], special=False)
-        result, joined, alone, first = [], iter(whole), iter(bare), self.prefix_token_id
-        for context, _ in moved:
+        contexts = [context.rstrip() for context, _ in pairs]
+        strings = [context + continuation for context, continuation in pairs]
+        distinct = list(dict.fromkeys(filter(None, contexts)))
+        heads = dict(zip(distinct, self.encode_many(distinct)))
+        whole = iter(self.encode_many([s for s, context in zip(strings, contexts) if context]))
+        alone = iter(self.encode_many([s for s, context in zip(strings, contexts) if not context], special=False))
+        result, first = [], self.prefix_token_id
+        for context in contexts:
             if context:
-                head = lengths[context]
-                result.append((head, next(joined)[len(head) :]))
+                head = heads[context]
+                result.append((head, next(whole)[len(head) :]))
             else:  # also for a context of spaces only, which lm-eval encodes to nothing and then fails on
                 tokens = next(alone)
                 result.append((tokens[:1], tokens[1:]) if tokens[:1] == [first] else ([first], tokens))
@@ -335,12 +331,10 @@ def score_text(text: Any, scorer: Scorer, *, tokens: int) -> tuple[list[Item], d
         )
         for number, (window, (value, _)) in enumerate(zip(windows, answers))
     ]  # fmt: skip
-    figures: dict[str, Any] = {"source": text.source, "sha256": text.sha256}
-    figures |= {"window_tokens": tokens, "windows": len(windows)}
-    figures |= {"tokens": token_count, "words": words, "bytes": byte_count, "loglikelihood": total}
-    figures |= {
+    return items, {
+        "source": text.source, "sha256": text.sha256, "window_tokens": tokens, "windows": len(windows),
+        "tokens": token_count, "words": words, "bytes": byte_count, "loglikelihood": total,
         "token_perplexity": math.exp(-total / token_count),
         "word_perplexity": math.exp(min(700.0, -total / words)),
         "bits_per_byte": -total / (byte_count * math.log(2)),
-    }
-    return items, figures
+    }  # fmt: skip
