@@ -85,7 +85,7 @@ def compare(options: Any, pair: Any, name: str) -> harness.Row:
     from decondense.insides.lm_eval import quiet
 
     def build() -> Any:
-        return catalogue.build([name], bench=options.bench, shots=options.shots)[0]
+        return catalogue.build([name], catalogue.bench_folder(options.bench), shots=options.shots)[0]
 
     def ours(benchmark: Any) -> Any:
         with quiet():

@@ -83,7 +83,7 @@ def test_the_others_equal_lm_evals_evaluator(names, limit, bench, pair):
     _, items = evaluate(pair, tasks=names, bench=bench, limit=limit)
     with quiet():
         lm = HFLM(pretrained=pair[0], tokenizer=pair[1], batch_size=8)
-        for benchmark in tasks.build(names, bench=bench, shots="gpt2"):
+        for benchmark in tasks.build(names, bench, shots="gpt2"):
             theirs = lm_evaluate(lm=lm, task_dict={"tasks": benchmark.tasks}, limit=limit, bootstrap_iters=0)
             mine = [item for item in items if item["task"] == benchmark.name]
             rows = theirs["samples"][benchmark.name]

@@ -41,7 +41,7 @@ def test_bad_shots(shots):
 
 @pytest.fixture(scope="module")
 def paper(bench):
-    return {b.name: b for b in tasks.build(names_of("paper"), bench=bench, shots="qwen3")}
+    return {b.name: b for b in tasks.build(names_of("paper"), bench, shots="qwen3")}
 
 
 def test_all_ten_from_local_files(paper):
@@ -57,7 +57,7 @@ def test_where_examples_come_from(paper, bench):
     assert "evaluated split (test), the item itself left out" in paper["arc_easy"].fewshot_source
     assert "evaluated split (validation), the item itself left out" in paper["medmcqa"].fewshot_source
     assert paper["piqa"].fewshot_source == "none"
-    assert tasks.build(["anli_r2"], bench=bench, shots=1)[0].fewshot_source == "split dev_r2"
+    assert tasks.build(["anli_r2"], bench, shots=1)[0].fewshot_source == "split dev_r2"
 
 
 @pytest.mark.parametrize(("name", "split"), [("piqa", "validation"), ("arc_easy", "test")])
@@ -67,7 +67,7 @@ def test_the_item_itself_is_never_its_own_example(name, split, bench, tmp_path):
     (tmp_path / name).mkdir()
     rows = tasks.read_rows(bench / name / f"{split}.jsonl.gz")[:4]
     (tmp_path / name / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (benchmark,) = tasks.build([name], bench=tmp_path, shots=3)
+    (benchmark,) = tasks.build([name], tmp_path, shots=3)
     task = benchmark.tasks[name]
     assert split in benchmark.fewshot_source
     field = "goal" if name == "piqa" else "question"
@@ -91,7 +91,7 @@ def test_prompts_are_those_of_lm_eval(paper):
 @pytest.mark.parametrize("name", ["gpqa", "mgsm_direct", "m_mmlu"])
 def test_names_that_no_yaml_file_spells_out_are_asked_of_lm_eval(name, tmp_path):
     with pytest.raises(FileNotFoundError, match=rf"task '\w+' needs the folder '{name}'"):
-        tasks.build([name], bench=tmp_path)
+        tasks.build([name], tmp_path)
 
 
 def test_every_name_of_lm_eval_is_spelled_out_somewhere():
@@ -120,19 +120,19 @@ def test_a_tag_stands_for_its_tasks_in_all_folders():
 )
 def test_names_that_cannot_be_built(name, words, tmp_path):
     with pytest.raises(ValueError, match=f"task '{name}' .*{words}"):
-        tasks.build([name], bench=tmp_path)
+        tasks.build([name], tmp_path)
 
 
 def test_missing_data(tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist: give 'hub' or a folder"):
-        tasks.build(["piqa"], bench=tmp_path / "nowhere")
+        tasks.bench_folder(tmp_path / "nowhere")
     (tmp_path / "piqa").mkdir()
     with pytest.raises(FileNotFoundError, match=r"scored on the split 'validation', but .* holds no validation.jsonl"):
-        tasks.build(["piqa"], bench=tmp_path)
+        tasks.build(["piqa"], tmp_path)
     with pytest.raises(FileNotFoundError, match=r"'arc_easy' needs the folder 'arc_easy' .* which holds piqa"):
-        tasks.build(["arc_easy"], bench=tmp_path)
+        tasks.build(["arc_easy"], tmp_path)
     with pytest.raises(OSError, match=r"'piqa' \(baber/piqa\) is on the datasets hub, which cannot be reached"):
-        tasks.build(["piqa"])
+        tasks.build(["piqa"], None)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_damaged_files(name, content, words, tmp_path):
     (tmp_path / "piqa").mkdir()
     (tmp_path / "piqa" / name).write_bytes(content)
     with pytest.raises(ValueError, match=words):
-        tasks.build(["piqa"], bench=tmp_path)
+        tasks.build(["piqa"], tmp_path)
 
 
 ROWS = [{"goal": f"g{i}", "sol1": "a", "sol2": "b", "label": 0} for i in range(3)]
@@ -227,7 +227,7 @@ def test_a_row_that_does_not_fit_is_named_with_file_number_and_field(task, bad, 
     folder = with_row(task, tmp_path, bad, at)
     said = rf"row {at + 1} of '{tmp_path}/{task}/\w+.jsonl' does not fit task '{task}': {why}: correct the row, or take"
     with pytest.raises(ValueError, match=f"^{said}"):
-        tasks.build([task], bench=folder)
+        tasks.build([task], folder)
 
 
 def test_a_null_that_makes_a_none_is_named_and_one_that_is_not_read_is_taken(tmp_path):
@@ -258,39 +258,39 @@ def test_a_row_that_may_become_an_example_must_fit_too(tmp_path):
     folder = with_row("piqa", tmp_path, {})
     (folder / "piqa" / "train.jsonl").write_text("\n".join(map(json.dumps, [ROWS[0], ROWS[1] | {"label": 7}])))
     with pytest.raises(ValueError, match=r"^row 2 of '.*train.jsonl' .* 'piqa': label 7 must name one of 2 choices: "):
-        tasks.build(["piqa"], bench=folder, shots=1)
-    assert tasks.build(["piqa"], bench=folder, shots=0)[0].shots == 0  # not read
+        tasks.build(["piqa"], folder, shots=1)
+    assert tasks.build(["piqa"], folder, shots=0)[0].shots == 0  # not read
     (folder / "piqa" / "train.jsonl").unlink()
     (folder / "piqa" / "validation.jsonl").write_text("\n".join(map(json.dumps, [*ROWS, ROWS[1] | {"label": 7}])))
-    assert tasks.build(["piqa"], bench=folder, shots=0, limit=2)[0].shots == 0
+    assert tasks.build(["piqa"], folder, shots=0, limit=2)[0].shots == 0
     with pytest.raises(ValueError, match=r"^row 4 of '.*validation.jsonl' .*: label 7 must name one of 2 choices: "):
-        tasks.build(["piqa"], bench=folder, shots=1, limit=2)
+        tasks.build(["piqa"], folder, shots=1, limit=2)
 
 
 @pytest.mark.parametrize("task", GOOD)
 def test_rows_that_fit_are_taken(task, tmp_path):
     """A field that the task does not read may be missing."""
-    whole = tasks.build([task], bench=with_row(task, tmp_path, {"id": ...}, 1))
+    whole = tasks.build([task], with_row(task, tmp_path, {"id": ...}, 1))
     assert len(next(iter(whole[0].tasks.values())).eval_docs) == 3
 
 
 def test_a_value_of_another_kind_and_a_subject_that_is_not_there(tmp_path):
     with pytest.raises(ValueError, match=r"row 3 of .* label must be of the same kind as in the rows before, got 'x'"):
-        tasks.build(["piqa"], bench=with_row("piqa", tmp_path, {"label": "x"}, 2))
+        tasks.build(["piqa"], with_row("piqa", tmp_path, {"label": "x"}, 2))
     row = {"question": "q", "choices": list("abcd"), "answer": 1, "subject": "anatomy"}
     (tmp_path / "mmlu").mkdir()
     for split in ("dev", "test"):
         (tmp_path / "mmlu" / f"{split}.jsonl").write_text(json.dumps(row))
     with pytest.raises(ValueError, match=r"must hold rows with subject '\w+' for task 'mmlu_\w+': it has none[.]$"):
-        tasks.build(["mmlu"], bench=tmp_path)
+        tasks.build(["mmlu"], tmp_path)
 
 
 def test_more_shots_than_examples(tmp_path):
     (tmp_path / "piqa").mkdir()
     (tmp_path / "piqa" / "validation.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
-    assert tasks.build(["piqa"], bench=tmp_path, shots=2)[0].shots == 2
+    assert tasks.build(["piqa"], tmp_path, shots=2)[0].shots == 2
     with pytest.raises(ValueError, match="at most 2 for task 'piqa'"):
-        tasks.build(["piqa"], bench=tmp_path, shots=3)
+        tasks.build(["piqa"], tmp_path, shots=3)
 
 
 def test_other_formats(tmp_path):

@@ -72,7 +72,7 @@ def evaluate(
     folder = bench_folder(bench) if names or bench else None
     opened = _open_texts(texts, folder)
     progress = progress or nobody
-    benchmarks = build(names, bench=folder or "hub", shots=shots, seed=seed, limit=limit, progress=progress)
+    benchmarks = build(names, folder, shots=shots, seed=seed, limit=limit, progress=progress)
     load_kwargs = {"dtype": dtype, "device": device, "init": init, "seed": seed, "trust_remote_code": trust_remote_code}
     weights, tokenizer, model_record = _load(model, revision, load_kwargs)
     from .scorer import Scorer, score_text

@@ -48,7 +48,12 @@ def index_of(names: Sequence[str]) -> dict[str, Any]:
             return _whole_index(names)
         folders = [folder for name in names for folder in homes[name]]
     index = inside.index(folders)
-    return index if all(name in index and _has_all_leaves(name, index) for name in names) else _whole_index(names)
+    try:
+        for name in names:
+            leaves_of(name, index)
+    except KeyError:
+        return _whole_index(names)
+    return index
 
 
 def _whole_index(names: Sequence[str]) -> dict[str, Any]:
@@ -59,16 +64,9 @@ def _whole_index(names: Sequence[str]) -> dict[str, Any]:
     return index
 
 
-def _has_all_leaves(name: str, index: dict[str, Any]) -> bool:
-    """Whether all members of a group are in a partial index as well."""
-    try:
-        return all(leaf in index for leaf in leaves_of(name, index))
-    except KeyError:
-        return False
-
-
 def leaves_of(name: str, index: dict[str, Any]) -> list[str]:
-    """The tasks a name stands for: itself, the members of a group, or those that carry a tag."""
+    """The tasks a name stands for: itself, the members of a group, or those that carry a tag. KeyError for a member
+    that the index does not have."""
     entry = index[name]
     kind = entry.kind.name
     if kind == "TAG":

@@ -60,13 +60,12 @@ def shots_for(name: str, shots: str | int) -> int | None:
 
 
 def build(
-    names: Sequence[str], *, bench: str | Path | None = None, shots: str | int = "gpt2", seed: int = 1234,
+    names: Sequence[str], folder: Path | None, *, shots: str | int = "gpt2", seed: int = 1234,
     limit: int | None = None, progress: Progress = nobody,
 ) -> list[Benchmark]:  # fmt: skip
-    """Build every benchmark, or say in one sentence which cannot be built and why. ``bench`` is a folder with
-    ``NAME/SPLIT.jsonl`` (also .json, .parquet, .gz, .xz) in the hub's field names, or "hub" (see ``bench_folder``);
+    """Build every benchmark, or say in one sentence which cannot be built and why. ``folder`` has
+    ``NAME/SPLIT.jsonl`` (also .json, .parquet, .gz, .xz) in the hub's field names; None: the rows are on the hub.
     ``shots``, ``seed``, ``limit`` and ``progress`` are those of ``evaluate``."""
-    folder = bench_folder(bench)
     shots_by_name = {name: shots_for(name, shots) for name in names}
     with inside.quiet(), inside.templates_compiled_once():
         index = index_of(names)
