@@ -7,10 +7,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -37,9 +37,10 @@ class Wanted:
 
 @dataclass
 class Scores:
-    """One task of one run: an entry per item in every column. ``score`` is better when higher: its sign is turned where
-    the metric is better when ``lower``. ``likelihood``: log-likelihood of what is right, in nats; ``hashes``: way of
-    hashing → hashes of what was asked, computed when needed; ``chance``: what guessing would score."""
+    """One task of one run: an entry per item in every column. ``score`` is better when higher: where the metric is
+    better when ``lower``, it is given as it is and its sign turned here. ``likelihood``: log-likelihood of what is
+    right, in nats; ``hashes``: way of hashing → hashes of what was asked, computed when needed; ``chance``: what
+    guessing would score; ``higher_is_better``: what the log says of the metric, where it says it."""
 
     ids: list[str]
     score: np.ndarray | None
@@ -47,8 +48,14 @@ class Scores:
     hashes: Mapping[str, Callable[[], list[str]]] = field(default_factory=dict, repr=False)
     clusters: list[str] | None = None
     metric: str = ""
-    lower: bool = False
     chance: float = 0.0
+    higher_is_better: InitVar[bool | None] = None
+    lower: bool = field(init=False)
+
+    def __post_init__(self, higher_is_better: bool | None) -> None:
+        self.lower = lower_is_better(self.metric) if higher_is_better is None else not higher_is_better
+        if self.lower and self.score is not None:
+            self.score = -self.score
 
 
 @dataclass
@@ -191,11 +198,12 @@ def number_of(value: Any) -> float:
 def from_run(run: EvaluatedRun, wanted: Wanted) -> Log:
     tasks = {}
     for task, items in run.items.items():
-        is_text = task.startswith(TEXT)
-        normed = not is_text and all(item["acc_norm"] is not None for item in items)
-        metrics = {"acc": "correct"} | ({"acc_norm": "acc_norm"} if normed else {})
-        metric = pick(metrics, wanted if not is_text else Wanted(), task, Path(run.path))
-        score = None if is_text else np.array([item[metrics[metric]] for item in items], dtype=np.float64)  # type: ignore[literal-required]
+        score, metric, is_text = None, "", task.startswith(TEXT)
+        if not is_text:
+            normed = all(item["acc_norm"] is not None for item in items)
+            metric = pick(["acc", "acc_norm"] if normed else ["acc"], wanted, task, Path(run.path))
+            column: Literal["correct", "acc_norm"] = "correct" if metric == "acc" else "acc_norm"
+            score = np.array([item[column] for item in items], dtype=np.float64)
         has_likelihoods = all(item["loglikelihoods"] and (item["gold"] or is_text) for item in items)
         choices = [len(item["loglikelihoods"] or ()) / max(1, len(item["gold"] or ())) for item in items]
         tasks[task] = Scores(
@@ -204,7 +212,7 @@ def from_run(run: EvaluatedRun, wanted: Wanted) -> Log:
             likelihood=log_shares(items) if has_likelihoods else None,
             hashes={"prompt": partial(list, [item["item"] for item in items])},
             clusters=field_of(items, lambda item: item, wanted.cluster, Path(run.path)),
-            metric="" if is_text else metric,
+            metric=metric,
             chance=chance_of(choices),
         )
     record = run.record

@@ -20,7 +20,7 @@ from ..records import Damaged
 from ..words import perhaps_beside
 from . import logs as columns
 from .items import EvaluatedRun, item_hash, load_run, read_as, right_share
-from .logs import Log, Scores, Wanted, chance_of, field_of, hashed, lower_is_better, number_of, one_run, others, pick
+from .logs import Log, Scores, Wanted, chance_of, field_of, hashed, number_of, one_run, others, pick
 from .samples import first_line, read_samples
 
 Run = str | Path | EvaluatedRun | Log
@@ -110,11 +110,10 @@ def _inspected(task: str, samples: list[dict[str, Any]], wanted: Wanted, path: P
     notes = [f"{task}: the mean over {max(epochs)} epochs of every item."] if max(epochs) > 1 else []
     if len(metrics) > 1 and not wanted.metrics:
         notes.append(f"{task}: the scorer is {metric}; the log also has {others(metrics, metric)}.")
-    lower = lower_is_better(metric)
     hashes = [item_hash([_without_ids(s.get("input")), s.get("choices")], s.get("target")) for s in firsts.values()]
     scores = Scores(
-        list(values), -score if lower else score, None, {"inspect_ai": partial(list, hashes)},
-        field_of(list(firsts.values()), lambda s: s.get("metadata") or {}, wanted.cluster, path), metric, lower,
+        list(values), score, None, {"inspect_ai": partial(list, hashes)},
+        field_of(list(firsts.values()), lambda s: s.get("metadata") or {}, wanted.cluster, path), metric,
         chance_of([len(s.get("choices") or ()) for s in firsts.values()]),
     )  # fmt: skip
     return scores, notes
@@ -193,16 +192,15 @@ def _details(task: str, rows: list[dict[str, Any]], wanted: Wanted, path: Path) 
     docs = [row["doc"] for row in rows]
     metric = pick(rows[0]["metric"], wanted, task, path)
     values = np.array([number_of(row["metric"].get(metric)) for row in rows])
-    lower = lower_is_better(metric)
     golds = [doc["gold_index"] if isinstance(doc["gold_index"], list) else [doc["gold_index"]] for doc in docs]
     logprobs = [row["model_response"].get("logprobs") or [] for row in rows]
     known = all(len(v) == len(doc["choices"]) > 0 and gold for v, doc, gold in zip(logprobs, docs, golds))
     questions = [[doc["query"], doc["choices"], row["model_response"].get("input")] for doc, row in zip(docs, rows)]
     hashes = [item_hash(question, gold) for question, gold in zip(questions, golds)]
     return Scores(
-        [str(doc["id"]) for doc in docs], -values if lower else values, right_share(logprobs, golds) if known else None,
+        [str(doc["id"]) for doc in docs], values, right_share(logprobs, golds) if known else None,
         {"lighteval": partial(list, hashes)},
-        field_of(docs, lambda doc: doc | (doc.get("specific") or {}), wanted.cluster, path), metric, lower,
+        field_of(docs, lambda doc: doc | (doc.get("specific") or {}), wanted.cluster, path), metric,
         chance_of([len(v) for v in logprobs]),
     )  # fmt: skip
 
@@ -260,7 +258,7 @@ def _tables(path: Path, wanted: Wanted) -> list[Log]:
             metric = pick(metrics, wanted, task, path)
             rows = metrics[metric]
             texts = {key: [str(values[row]) for row in rows] for key, values in table.items() if key in TEXT_COLUMNS}
-            score, lower = np.array([number_of(table["score"][row]) for row in rows]), lower_is_better(metric)
+            score = np.array([number_of(table["score"][row]) for row in rows])
             if "metric" not in table and (reach := columns.beyond_shares(score)):
                 raise ValueError(
                     f"{str(path)!r} must name the metric of scores that are not between 0 and 1, but those of {task!r} "
@@ -270,7 +268,7 @@ def _tables(path: Path, wanted: Wanted) -> list[Log]:
             prompts = texts.get("hash") or texts.get("prompt")
             hashes: dict[str, Any] = {"table": partial(list, prompts)} if prompts else {}
             clusters = [str(table[cluster][row]) for row in rows] if cluster else None
-            log.tasks[task] = Scores(texts["item"], -score if lower else score, None, hashes, clusters, metric, lower)
+            log.tasks[task] = Scores(texts["item"], score, None, hashes, clusters, metric)
         logs.append(log)
     return logs
 

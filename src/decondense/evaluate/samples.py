@@ -20,7 +20,7 @@ from ..records import Damaged
 from ..words import nearest
 from . import logs
 from .items import item_hash, right_share
-from .logs import Log, Scores, Wanted, item_id, lower_is_better, number_of, pick
+from .logs import Log, Scores, Wanted, item_id, number_of, pick
 
 SAMPLES = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl")
 NOT_METRICS = {"doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics"}
@@ -46,14 +46,14 @@ def read_samples(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
     which tasks form a group, and which metrics are better when lower."""
     by_name = logs.one_run(path, files, lambda f: match["task"] if (match := SAMPLES.fullmatch(f.name)) else f.stem)
     group: dict[str, str] = {}
-    lower: dict[str, dict[str, bool]] = {}
+    directions: dict[str, dict[str, bool]] = {}
     model = ""
     for results in sorted(files[0].parent.glob("results_*.json")):
         content = read_json(results)
         model = str(content.get("model_name") or model)
         if path.is_dir():  # a single file that the user named is a task of its own, not part of a group
             group |= {sub: name for name, subs in (content.get("group_subtasks") or {}).items() for sub in subs}
-        lower |= content.get("higher_is_better") or {}
+        directions |= content.get("higher_is_better") or {}
     tasks: dict[str, list[Sample]] = {}
     notes = []
     for subtask, file in sorted(by_name.items()):
@@ -69,7 +69,7 @@ def read_samples(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
         while top in group:
             top = group[top]
         tasks.setdefault(top, []).extend(by_filter.get(chosen, ()))
-    scores = {task: _samples(task, rows, lower, wanted, path, by_name) for task, rows in tasks.items()}
+    scores = {task: _samples(task, rows, directions, wanted, path, by_name) for task, rows in tasks.items()}
     return Log(str(path), "lm-eval", scores, logs.hashed(*files), model or files[0].parent.name, notes=notes)
 
 
@@ -114,15 +114,15 @@ def _samples(
     scores = [m for m, v in first.metrics.items() if m != "perplexity" and not isinstance(v, (list, tuple))]
     metric = pick(scores, wanted, task, path)
     values = None if not metric else np.array([number_of(row.metrics.get(metric)) for row in rows])
-    lower = bool(metric) and not directions.get(first.subtask, {}).get(metric, not lower_is_better(metric))
     hashes: dict[str, Callable[[], list[str]]] = {}  # lm-eval's own first: they are there without reading anew
     if all(row.own is not None for row in rows):
         hashes["lm-eval"] = partial(list, [row.own for row in rows])
     hashes["prompt"] = partial(_prompt_hashes, [(row.subtask, row.place) for row in rows], files)
     return Scores(
-        [item_id(task, row.subtask, row.doc_id) for row in rows], -values if lower and values is not None else values,
-        _likelihood(rows), hashes, None if wanted.cluster is None else [str(row.cluster) for row in rows],
-        metric, lower, logs.chance_of([len(row.likelihoods or ()) for row in rows]),
+        [item_id(task, row.subtask, row.doc_id) for row in rows], values, _likelihood(rows), hashes,
+        None if wanted.cluster is None else [str(row.cluster) for row in rows],
+        metric, logs.chance_of([len(row.likelihoods or ()) for row in rows]),
+        directions.get(first.subtask, {}).get(metric),
     )  # fmt: skip
 
 
