@@ -75,7 +75,7 @@ class Rows:
                 except Exception as error:
                     self._refuse_unfit(at, row, needed[key] or row.read)
                     shown = _shown(sorted(fields_of(template)) or row.read[-1:], item)
-                    self.refuse(at, f"{shown} cannot be read, {_error_text(error)}")
+                    self.refuse(at, f"{shown} cannot be read, {error_text(error)}")
                 nulls = [field for field in row.read if row.get(field) is None]
                 self._refuse_unfit(at, row, needed[key] or [f for f in nulls if _shows(getattr(task, key), row, f)])
             if choice:
@@ -179,14 +179,13 @@ def _outcome(make: Callable[..., Any], row: dict[str, Any]) -> tuple[str, bool]:
     try:
         return str(make(row)), False
     except Exception as error:
-        return _error_text(error), True
+        return error_text(error), True
 
 
 def _shown(fields: Sequence[str], item: Any) -> str:
     """The names of the fields, each with its value where that is short."""
-    plain = [f for f in fields if isinstance(item.get(f), (int, float)) or len(str(item.get(f))) <= 20]
-    return list_of([f"{f} {item[f]!r}" if f in plain and f in item else f for f in fields])
+    return list_of(f"{f} {item[f]!r}" if f in item and len(str(item[f])) <= 20 else f for f in fields)
 
 
-def _error_text(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     return f"{type(error).__name__}, {first_line(error)}"

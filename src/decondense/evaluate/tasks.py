@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..hub import first_line, hub_reachable
+from ..hub import hub_reachable
 from ..insides import lm_eval as inside
 from ..text_files import ending_of, unpacked
 from ..words import nobody
-from .rows import Rows
+from .rows import Rows, error_text
 from .task_names import PAPER, index_of, leaves_of
 
 FEWSHOT = ("arc_easy", "arc_challenge", "medmcqa", "mmlu")
@@ -114,8 +114,7 @@ def _task(
         if evaluated in rows_by_split:
             rows_by_split[evaluated].check(inside.bare_task(config), limit)
         source = f"the rows in {str(folder)!r}" if folder is not None else "the datasets hub"
-        reason = f"{type(error).__name__}, {first_line(error)}"
-        raise ValueError(f"task {leaf!r} could not be built from {source}: {reason}.") from error
+        raise ValueError(f"task {leaf!r} could not be built from {source}: {error_text(error)}.") from error
     pool = inside.few_shot_split(task)
     if rows_by_split:  # any row of the pool may become an example
         rows_by_split[evaluated].check(task, None if shots != 0 and pool == evaluated else limit)
