@@ -89,7 +89,7 @@ def nothing_is_read(monkeypatch):
     def forbidden(*args, **options):
         raise AssertionError("read")
 
-    for place in ("models.whole_model", "text.read_documents", "train.token_files._tokenise"):
+    for place in ("models.whole_model", "text.read_documents", "train.token_files.TokenFiles._tokenise"):
         monkeypatch.setattr(f"decondense.{place}", forbidden)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from decondense.train import token_files
 from decondense.train.blocks import Blocks, Order, join
 from decondense.train.held_out import documents_in
 from decondense.train.sections import Data
-from decondense.train.token_files import articles, prepare
+from decondense.train.token_files import TokenFiles, articles
 
 BYTES = ByT5Tokenizer()
 DOCUMENTS = ["One.", "A second document, a little longer.", "  ", "drei – mit Umlauten: äöü", "4\n\n5", "six " * 20]
@@ -27,6 +28,10 @@ DOCUMENTS = ["One.", "A second document, a little longer.", "  ", "drei – mit 
 def write(path: Path, documents: list[str]) -> str:
     path.write_text("".join(json.dumps({"text": d}) + "\n" for d in documents))
     return str(path)
+
+
+def prepare(texts: str | list[str], tokenizer: ByT5Tokenizer, *, context: int, **options: Any) -> Blocks:
+    return TokenFiles([texts] if isinstance(texts, str) else texts, tokenizer, **options).blocks(context)
 
 
 def slowly(documents: list[str]) -> tuple[list[int], list[int]]:
@@ -218,8 +223,8 @@ def test_wikitext_2_has_600_articles(shared):
 def counted(monkeypatch) -> list[int]:
     """How often a text was tokenised."""
     calls: list[int] = []
-    own = token_files._tokenise
-    monkeypatch.setattr(token_files, "_tokenise", lambda *a: (calls.append(1), own(*a))[1])
+    own = TokenFiles._tokenise
+    monkeypatch.setattr(TokenFiles, "_tokenise", lambda *a: (calls.append(1), own(*a))[1])
     return calls
 
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decondense.train import token_files, train
+from decondense.train import train
 from decondense.train.mixture import allot
 from decondense.train.sections import shares_of
+from decondense.train.token_files import TokenFiles
 from train.runs import tiny
 
 
@@ -136,6 +137,6 @@ def test_a_copied_cache_is_found_with_its_texts(tmp_path, monkeypatch):
 
     train(recipe("here", 1024), tmp_path / "first", cache=tmp_path / "cache")
     shutil.copytree(tmp_path / "cache", tmp_path / "copy")
-    monkeypatch.setattr(token_files, "_tokenise", lambda *a: pytest.fail("the text was tokenised again"))
+    monkeypatch.setattr(TokenFiles, "_tokenise", lambda *a: pytest.fail("the text was tokenised again"))
     record = train(recipe("there", 512), tmp_path / "second", cache=tmp_path / "copy").record
     assert [t["name"] for t in record["text"]] == [str(tmp_path / "there" / f"{word}.jsonl") for word in "ab"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -18,7 +19,7 @@ from ..hub import hub_reachable
 from .blocks import Blocks, join
 from .recipe import Recipe
 from .sections import Data, shares_of
-from .token_files import Progress, fingerprint, is_prepared, look_writable_cache, prepare
+from .token_files import Progress, TokenFiles, fingerprint, look_writable_cache
 
 # A local text of a mixture is tokenised beyond what the run needs, so that longer runs find the file: as far as a run
 # AHEAD times as long could need it, but no further than WHOLE tokens.
@@ -31,9 +32,8 @@ def blocks_of(recipe: Recipe, tokenizer: Any, cache: Path, progress: Progress) -
     Without a held-out text the end of every text is held out, and the list is empty.
     """
     data = recipe.data
-    options: dict[str, Any] = {"context": data.context, "cache": cache, "data": data.folder}
-    training_requests, held_out_requests = _text_requests(recipe)
-    parts = [prepare(tokenizer=tokenizer, progress=progress, **one, **options) for one in training_requests]
+    training_files, held_out_files = _token_files(recipe, tokenizer, cache)
+    parts = [files.blocks(data.context, progress) for files in training_files]
     needed, held_out_count = _block_counts(recipe)
     shares = list(_training_shares(data).values()) if len(parts) > 1 else [1.0]
     if len(parts) > 1:
@@ -41,7 +41,7 @@ def blocks_of(recipe: Recipe, tokenizer: Any, cache: Path, progress: Progress) -
         parts = [_cut(blocks, 0, count) for blocks, count in zip(parts, counts)]
     if data.held_out is not None:
         portions = _portions(shares_of(data.held_out).values(), held_out_count)
-        texts = [prepare(tokenizer=tokenizer, **one, **options) for one in held_out_requests]
+        texts = [files.blocks(data.context) for files in held_out_files]
         held_out = [t.part(0, min(len(t), portion)) for t, portion in zip(texts, portions)]
         return join(parts), join(held_out), texts
     portions = _portions(shares, held_out_count)
@@ -72,31 +72,32 @@ def contents(recipe: Recipe, cache: Path) -> dict[str, str]:
 def check_texts(recipe: Recipe, tokenizer: Any, cache: Path) -> None:
     """Refuse a text that is missing, or a cache that cannot be written, as `blocks_of` does, reading no more than the
     beginnings of texts. A text that is already tokenised need not be there; without a tokenizer that is not known."""
-    for one in itertools.chain(*_text_requests(recipe)):
+    for files in itertools.chain(*_token_files(recipe, tokenizer, cache)):
         try:
-            for name in one["texts"]:
+            for name in files.texts:
                 text.check_text(name, data=recipe.data.folder)
             look_writable_cache(cache)
         except (OSError, ValueError):
-            if tokenizer is None or not is_prepared(tokenizer=tokenizer, cache=cache, data=recipe.data.folder, **one):
+            if tokenizer is None or files.opened() is None:
                 raise
 
 
-def _text_requests(recipe: Recipe) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Arguments of `token_files.prepare`: (for the training blocks, for the held-out texts, if there are any)."""
+def _token_files(recipe: Recipe, tokenizer: Any, cache: Path) -> tuple[list[TokenFiles], list[TokenFiles]]:
+    """(for the training blocks, for the held-out texts, if there are any)."""
     data = recipe.data
     needed, held_out_count = _block_counts(recipe)
-    names = list(_training_shares(data))
-    training: list[dict[str, Any]] = [{"texts": names, "tokens": needed * data.context}]
+    needed_tokens, names = needed * data.context, list(_training_shares(data))
+    files = functools.partial(TokenFiles, tokenizer=tokenizer, cache=cache, data=data.folder)
+    training = [files(names, tokens=needed_tokens)]
     if len(names) > 1 and data.order != "sequential":
-        needed_tokens = needed * data.context
         ahead = max(needed_tokens, min(AHEAD * needed_tokens, WHOLE))
         tokens = {name: ahead if _on_disk(name, data.folder) else needed_tokens for name in names}
-        training = [{"texts": [name], "tokens": n, "whole": True} for name, n in tokens.items()]
+        training = [files([name], tokens=n, whole=True) for name, n in tokens.items()]
     held_out_shares = {} if data.held_out is None else shares_of(data.held_out)
+    portions = _portions(held_out_shares.values(), held_out_count)
     held_out = [
-        {"texts": [name], "tokens": portion * data.context, "documents": data.held_out_documents}
-        for name, portion in zip(held_out_shares, _portions(held_out_shares.values(), held_out_count))
+        files([name], tokens=portion * data.context, documents=data.held_out_documents)
+        for name, portion in zip(held_out_shares, portions)
     ]
     return training, held_out
 

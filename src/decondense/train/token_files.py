@@ -13,12 +13,14 @@ same text, wait for the lock and find the files.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,47 +47,106 @@ def token_folder(cache: AnyPath | None) -> Path:
     return Path(cache) if cache is not None else cache_dir() / "tokens"
 
 
-def prepare(
-    texts: str | list[str], tokenizer: Any, *, context: int, tokens: int, cache: Path, documents: int = 0,
-    whole: bool = False, data: str | None = None, progress: Progress = nobody,
-) -> Blocks:  # fmt: skip
-    """Blocks of `context` tokens from as much of the texts as `tokens` asks for (all of it, when there is less).
+@dataclass(frozen=True)
+class TokenFiles:
+    """The tokens of texts, one text after the other, as far as a budget reaches, and the files that hold them.
 
+    tokens     how many to read, in whole documents (all, when there are less)
     documents  least number of documents to read
-    whole      file a text that ends within the budget under a key without it, so that runs with other budgets find it
+    whole      file texts that end within the budget under a key without it, so that runs with other budgets find them
+    data       folder of named texts
     """
-    names = [texts] if isinstance(texts, str) else list(texts)
-    budget = (tokens, documents)
-    keys, dtype = _keys_and_dtype(names, tokenizer, budget, cache, data, whole=whole)
-    ids, starts, entries = cached(
-        cache,
-        keys[0],
-        lambda: _open(cache, keys, dtype),
-        lambda: _tokenise(_stream(names, tokenizer, data), budget, cache, keys, dtype, progress),
-    )
-    if len(ids) < context:
-        raise ValueError(
-            f"the text must fill one block of {context} tokens, {', '.join(names)} has {len(ids)} in all: "
-            "give more text or a shorter data.context."
-        )
-    # The files may have been made from the same text under another path.
-    return Blocks(ids, starts, context, [{"name": names[entry.pop("number")], **entry} for entry in entries])
 
+    texts: list[str]
+    tokenizer: Any
+    tokens: int
+    cache: Path
+    documents: int = 0
+    whole: bool = False
+    data: str | None = None
 
-def is_prepared(
-    texts: list[str], tokenizer: Any, *, tokens: int, cache: Path, documents: int = 0, whole: bool = False,
-    data: str | None = None,
-) -> bool:  # fmt: skip
-    """Whether `prepare` would find its files, and need no text."""
-    return _open(cache, *_keys_and_dtype(texts, tokenizer, (tokens, documents), cache, data, whole=whole)) is not None
+    def blocks(self, context: int, progress: Progress = nobody) -> Blocks:
+        """The tokens in blocks of `context`; where the files are not there yet, the texts are tokenised first."""
+        ids, starts, entries = cached(self.cache, self.keys[0], self.opened, lambda: self._tokenise(progress))
+        if len(ids) < context:
+            raise ValueError(
+                f"the text must fill one block of {context} tokens, {', '.join(self.texts)} has {len(ids)} in all: "
+                "give more text or a shorter data.context."
+            )
+        # The files may have been made from the same text under another path.
+        return Blocks(ids, starts, context, [{"name": self.texts[entry.pop("number")], **entry} for entry in entries])
 
+    def opened(self) -> Opened | None:
+        """What is filed under the first usable key; None when all are missing or damaged (then it is made again)."""
+        for key in self.keys:
+            try:
+                record = json.loads((self.cache / f"{key}.json").read_text(encoding="utf-8"))
+                sizes = [(self.cache / f"{key}.{ending}").stat().st_size for ending in ("tokens", "starts")]
+                if sizes != [record["length"] * self.dtype.itemsize, record["documents"] * 8]:
+                    continue
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+            if not record["length"]:
+                return np.zeros(0, self.dtype), np.zeros(0, np.int64), record["texts"]
+            ids = np.memmap(self.cache / f"{key}.tokens", dtype=self.dtype, mode="r")
+            return ids, np.memmap(self.cache / f"{key}.starts", dtype=np.int64, mode="r"), record["texts"]
+        return None
 
-def _keys_and_dtype(
-    texts: list[str], tokenizer: Any, budget: tuple[int, int], cache: Path, data: str | None, *, whole: bool
-) -> tuple[list[str], np.dtype[Any]]:
-    """(the keys under which the tokens may be filed, their dtype)."""
-    dtype = np.dtype(np.uint16 if len(tokenizer) <= 2**16 else np.uint32)
-    return [_key(texts, tokenizer, wanted, cache, data) for wanted in ([None, budget] if whole else [budget])], dtype
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(np.uint16 if len(self.tokenizer) <= 2**16 else np.uint32)
+
+    @functools.cached_property
+    def keys(self) -> list[str]:
+        """Names for the content of the files, which may lie under any of them."""
+        probe = self.tokenizer("The key, 1234: naïve — \n\n def f(x):", add_special_tokens=False)["input_ids"]
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        rules = "" if backend is None else hashlib.sha256(backend.to_str().encode()).hexdigest()
+        content = fingerprint(self.texts, self.cache, self.data)
+        budget = (self.tokens, self.documents)
+        what = [
+            [VERSION, content, wanted, len(self.tokenizer), probe, rules, separator_of(self.tokenizer)]
+            for wanted in ([None, budget] if self.whole else [budget])
+        ]
+        return [hashlib.sha256(json.dumps(one).encode()).hexdigest()[:20] for one in what]
+
+    def _tokenise(self, progress: Progress) -> None:
+        """Write documents until the budget is reached (filed under the last key) or they end (under the first)."""
+        progress(0, self.tokens)  # reading the text may take a while
+        temporary_files = {ending: self.cache / f".{self.keys[0]}.{ending}" for ending in ("tokens", "starts", "json")}
+        entries: list[dict[str, Any]] = []
+        digest, token_count, document_count, ended = hashlib.sha256(), 0, 0, True
+        try:
+            with temporary_files["tokens"].open("wb") as ids_file, temporary_files["starts"].open("wb") as starts_file:
+                for index, ids, document, source in _stream(self.texts, self.tokenizer, self.data):
+                    if not entries or entries[-1]["number"] != index:
+                        entries.append({"number": index, "source": source, "documents": 0, "tokens": 0})
+                        digest = hashlib.sha256()
+                    with _writable(self.cache):
+                        starts_file.write(np.int64(token_count).tobytes())
+                        ids_file.write(np.asarray(ids, dtype=self.dtype).tobytes())
+                    digest.update(document.encode("utf-8", "surrogatepass"))
+                    entry = entries[-1]
+                    entry |= {"documents": entry["documents"] + 1, "tokens": entry["tokens"] + len(ids)}
+                    entry["sha256"] = digest.hexdigest()
+                    document_count, token_count = document_count + 1, token_count + len(ids)
+                    # with `whole` the text mostly ends before the budget, at a place not known in advance
+                    progress(token_count, None) if self.whole else progress(min(token_count, self.tokens), self.tokens)
+                    if token_count >= self.tokens and document_count >= self.documents:
+                        ended = False
+                        break
+                with _writable(self.cache):
+                    for file in (ids_file, starts_file):
+                        file.flush()
+                        os.fsync(file.fileno())
+            with _writable(self.cache):
+                record = {"length": token_count, "documents": document_count, "texts": entries}
+                temporary_files["json"].write_text(json.dumps(record), encoding="utf-8")
+                for ending, path in temporary_files.items():  # the record comes last
+                    path.replace(self.cache / f"{self.keys[0 if ended else -1]}.{ending}")
+        finally:
+            for path in temporary_files.values():
+                path.unlink(missing_ok=True)
 
 
 def cached(cache: Path, key: str, opened: Callable[[], Any], make: Callable[[], None]) -> Any:
@@ -137,68 +198,6 @@ def documents_of(name: str, data: str | None) -> tuple[str, Iterator[str]]:
     return source, articles(stream) if name.startswith("wikitext-") else stream
 
 
-# ---- the work ----------------------------------------------------------------------------------------------------
-
-
-def _tokenise(
-    stream: Iterator[Tokenised], budget: tuple[int, int], cache: Path, keys: list[str], dtype: np.dtype[Any],
-    progress: Progress,
-) -> None:  # fmt: skip
-    """Write documents until the budget is reached (filed under the last key) or they end (under the first)."""
-    tokens, least_documents = budget
-    progress(0, tokens)  # reading the text may take a while
-    temporary_files = {ending: cache / f".{keys[0]}.{ending}" for ending in ("tokens", "starts", "json")}
-    entries: list[dict[str, Any]] = []
-    digest, token_count, document_count, ended = hashlib.sha256(), 0, 0, True
-    try:
-        with temporary_files["tokens"].open("wb") as ids_file, temporary_files["starts"].open("wb") as starts_file:
-            for index, ids, document, source in stream:
-                if not entries or entries[-1]["number"] != index:
-                    entries.append({"number": index, "source": source, "documents": 0, "tokens": 0})
-                    digest = hashlib.sha256()
-                with _writable(cache):
-                    starts_file.write(np.int64(token_count).tobytes())
-                    ids_file.write(np.asarray(ids, dtype=dtype).tobytes())
-                digest.update(document.encode("utf-8", "surrogatepass"))
-                entries[-1] |= {"documents": entries[-1]["documents"] + 1, "tokens": entries[-1]["tokens"] + len(ids)}
-                entries[-1]["sha256"] = digest.hexdigest()
-                document_count, token_count = document_count + 1, token_count + len(ids)
-                # with `whole` the text mostly ends before the budget, at a place not known in advance
-                progress(token_count, None) if len(keys) > 1 else progress(min(token_count, tokens), tokens)
-                if token_count >= tokens and document_count >= least_documents:
-                    ended = False
-                    break
-            with _writable(cache):
-                for file in (ids_file, starts_file):
-                    file.flush()
-                    os.fsync(file.fileno())
-        with _writable(cache):
-            record = {"length": token_count, "documents": document_count, "texts": entries}
-            temporary_files["json"].write_text(json.dumps(record), encoding="utf-8")
-            for ending, path in temporary_files.items():  # the record comes last
-                path.replace(cache / f"{keys[0 if ended else -1]}.{ending}")
-    finally:
-        for path in temporary_files.values():
-            path.unlink(missing_ok=True)
-
-
-def _open(cache: Path, keys: list[str], dtype: np.dtype[Any]) -> Opened | None:
-    """What is filed under the first usable key; None when all are missing or damaged (then it is made again)."""
-    for key in keys:
-        try:
-            record = json.loads((cache / f"{key}.json").read_text(encoding="utf-8"))
-            sizes = [(cache / f"{key}.{ending}").stat().st_size for ending in ("tokens", "starts")]
-            if sizes != [record["length"] * dtype.itemsize, record["documents"] * 8]:
-                continue
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        if not record["length"]:
-            return np.zeros(0, dtype), np.zeros(0, np.int64), record["texts"]
-        ids = np.memmap(cache / f"{key}.tokens", dtype=dtype, mode="r")
-        return ids, np.memmap(cache / f"{key}.starts", dtype=np.int64, mode="r"), record["texts"]
-    return None
-
-
 def _stream(names: list[str], tokenizer: Any, data: str | None) -> Iterator[Tokenised]:
     """Tokenise every document of the texts, one text after the other: in batches, so that a fast tokenizer can use all
     cores, and a long document in pieces."""
@@ -240,15 +239,6 @@ def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _key(names: list[str], tokenizer: Any, budget: tuple[int, int] | None, cache: Path, data: str | None) -> str:
-    """A name for the content of the token files."""
-    probe = tokenizer("The key, 1234: naïve — \n\n def f(x):", add_special_tokens=False)["input_ids"]
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    rules = "" if backend is None else hashlib.sha256(backend.to_str().encode()).hexdigest()
-    what = [VERSION, fingerprint(names, cache, data), budget, len(tokenizer), probe, rules, separator_of(tokenizer)]
-    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:20]
-
-
 def fingerprint(names: list[str], cache: Path, data: str | None) -> list[Any]:
     """What identifies the content of texts: the name of a named text (of pydoc, with the version of Python), and the
     sha256 of its file where it is here; name and sha256 of local files."""
@@ -268,7 +258,7 @@ def fingerprint(names: list[str], cache: Path, data: str | None) -> list[Any]:
 
 
 def look_writable_cache(cache: Path) -> None:
-    """Refuse a cache that `prepare` could not write into, without writing."""
+    """Refuse a cache that `TokenFiles` could not write into, without writing."""
     with _writable(cache):
         look_writable(cache)
 
