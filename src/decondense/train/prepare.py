@@ -366,8 +366,7 @@ def _micro_batch(recipe: Recipe, model: Any, device: torch.device) -> int:
         # take 81 GiB of an H200's 139 when compiled, with the fused head; 32,768 without either take 48.
         config = model.config
         work = config.num_hidden_layers * config.hidden_size / 17280 + config.vocab_size / 49152
-        lean = recipe.train.fused_loss is not False and recipe.train.compile is not False
-        lean = lean and recipe.baselines.distillation is None and recipe.model.lora is None
+        lean = recipe.train.fused_loss is not False and recipe.train.compile is not False and not recipe.own_head
         memory = torch.cuda.get_device_properties(device).total_memory / (139 * 2**30)
         tokens = (131072 if lean else 32768) * memory * 2 / max(work, 2 / 3)
     fits = max(1, int(tokens / recipe.data.context))
@@ -378,13 +377,11 @@ def _make_fast(recipe: Recipe, model: Any, device: torch.device) -> dict[str, bo
     """Compile the blocks and fuse the head, on a GPU unless the recipe says otherwise; return what was done."""
     cuda, train = device.type == "cuda", recipe.train
     compiled = cuda if train.compile == "auto" else train.compile
-    fused = cuda if train.fused_loss == "auto" else train.fused_loss
-    if fused and recipe.baselines.distillation is None and recipe.model.lora is None:
+    fused = (cuda if train.fused_loss == "auto" else train.fused_loss) and not recipe.own_head
+    if fused:
         fused = fast.fuse_head(model, compiled=compiled, terms=logit_terms if recipe.baselines.on_logits else None)
         if not fused and train.fused_loss is True:
             raise ValueError(f"train.fused_loss does not reproduce the loss of {type(model).__name__}: set it to auto.")
-    else:
-        fused = False  # distillation needs the logits, and adapters wrap the model
     if compiled:
         fast.compile_blocks(model)
     return {"compiled": compiled, "fused_loss": fused}

@@ -95,7 +95,7 @@ class Recipe(Part):
             raise ValueError("baselines.dropout is part of an architecture: it goes with fresh weights only")
         if self.baselines.distillation is not None and self.baselines.on_logits:
             raise ValueError("distillation replaces the targets that z_loss and label_smoothing act on: leave one out")
-        if self.train.fused_loss is True and (self.baselines.distillation is not None or self.model.lora is not None):
+        if self.train.fused_loss is True and self.own_head:
             raise ValueError("train.fused_loss goes with neither distillation nor lora: leave it at auto")
         if self.train.quantised and (self.data.held_out is None or not self.data.held_out_documents):
             raise ValueError(
@@ -112,6 +112,11 @@ class Recipe(Part):
     def losses(self) -> list[Loss]:
         """What is added to the task loss."""
         return [one for one in (self.loss if isinstance(self.loss, list) else [self.loss]) if one.name != "none"]
+
+    @property
+    def own_head(self) -> bool:
+        """Whether the model keeps its own head: distillation needs the logits, and adapters wrap the model."""
+        return self.baselines.distillation is not None or self.model.lora is not None
 
     @property
     def several(self) -> list[tuple[str, str]]:
