@@ -76,9 +76,9 @@ class Order(torch.utils.data.Dataset):
     ) -> None:
         self.blocks, self.isolated, self.begin = blocks, isolated, begin
         n = len(blocks)
-        passes = -(-length // n)
-        orders = (np.random.default_rng([seed, k]).permutation(n) for k in range(passes) if seed is not None)
-        self.order = np.concatenate(list(orders) or [np.arange(n)] * passes)[:length]
+        passes = range(-(-length // n))
+        orders = [np.arange(n) if seed is None else np.random.default_rng([seed, k]).permutation(n) for k in passes]
+        self.order = np.concatenate(orders)[:length]
 
     def __len__(self) -> int:
         return len(self.order)

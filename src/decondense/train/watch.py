@@ -14,10 +14,11 @@ from torch import nn
 from transformers import TrainerCallback
 from transformers.modeling_outputs import BaseModelOutput
 
-from ..files import write_text
+from ..files import first_process, write_text
 from ..records import Record
 from ..stack import stack_of, unnoticed
 from .fast import matmul_precision
+from .folder import process_count
 from .held_out import Tell
 from .recipe import Recipe
 
@@ -59,7 +60,7 @@ class Milestones(TrainerCallback):
             measured = snapshot(model, self.tokenizer, self.text, label=label, progress=self.progress, **self.size)
         except (ValueError, TypeError) as error:  # a model that returns no hidden states, say
             raise ValueError(f"{str(error).rstrip('.')}; set snapshots.count=0 for a run without snapshots.") from error
-        if torch.distributed.is_initialized() and torch.distributed.get_rank():
+        if not first_process():
             return
         self.mean_cosine = float(measured.mean_cosine[1:].mean())
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -71,11 +72,10 @@ def snapshot(model: Any, tokenizer: Any, text: str, *, label: str, **size: Any) 
     restored. `size`: windows, tokens, bootstrap and spectral of `measure`, and `progress`."""
     from ..meter import measure
 
-    world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     batch = 4
     if any(hasattr(p, "device_mesh") for p in model.parameters()):  # FSDP: only calls of the whole model gather it
         # All processes gather the weights together, so all must run the same number of passes.
-        batch = max(b for b in range(1, 5) if size["windows"] // world % b == 0)
+        batch = max(b for b in range(1, 5) if size["windows"] // process_count() % b == 0)
         name = type(model).__name__.removeprefix("FSDP")  # what fully_shard prepends to the class
         model = type(name, (_Whole,), {})(model)
     with unnoticed(model), matmul_precision("highest"):
