@@ -85,8 +85,8 @@ class Order(torch.utils.data.Dataset):
 
     @functools.cached_property
     def labels_per_block(self) -> float:
-        """How many tokens of a block are predicted, on average."""
-        first = [int((self.blocks.positions(int(b)) == 0).sum()) if self.isolated else 1 for b in self.order]
+        """How many tokens of a block are predicted, on average, where documents are isolated."""
+        first = [int((self.blocks.positions(int(b)) == 0).sum()) for b in self.order]
         return self.blocks.context - sum(first) / len(first)
 
     def __getitem__(self, i: int) -> dict[str, torch.Tensor]:

@@ -100,7 +100,7 @@ def check_contents(checkpoint: Path | None, recipe: Recipe, cache: AnyPath | Non
     from .mixture import contents  # imports torch, which a list of studies need not wait for
     from .token_files import token_folder
 
-    before = json.loads((checkpoint / MARKER).read_text(encoding="utf-8")).get("texts", {})
+    before = kept_in(checkpoint).get("texts", {})
     for name, content in contents(recipe, token_folder(cache)).items():
         if before.get(name, content) != content:
             raise ValueError(
@@ -159,14 +159,18 @@ def mark(checkpoint: Path, **content: Any) -> None:
         _sync(path)
 
 
-def marked(checkpoint: Path) -> dict[str, Any] | None:
-    """What the marker says; None where there is none, or the checkpoint has changed since."""
+def kept_in(checkpoint: Path) -> dict[str, Any]:
+    """What `mark` was given, and the digest."""
+    return json.loads((checkpoint / MARKER).read_text(encoding="utf-8"))
+
+
+def complete(checkpoint: Path) -> bool:
+    """Whether a checkpoint was marked, and has not changed since."""
     try:
-        content = json.loads((checkpoint / MARKER).read_text(encoding="utf-8"))
-        digest = content.pop("digest")
-        return content if digest == _digest(checkpoint, content) else None
+        content = kept_in(checkpoint)
+        return content.pop("digest") == _digest(checkpoint, content)
     except (OSError, ValueError, AttributeError, KeyError, TypeError):
-        return None
+        return False
 
 
 def _digest(checkpoint: Path, content: dict[str, Any]) -> str:
@@ -180,7 +184,7 @@ def _digest(checkpoint: Path, content: dict[str, Any]) -> str:
 
 def last_complete_checkpoint(run: Path) -> Path | None:
     """The latest complete checkpoint of a run, or None."""
-    return next((path for path in _checkpoints(run) if marked(path) is not None), None)
+    return next(filter(complete, _checkpoints(run)), None)
 
 
 def remove_other_checkpoints(run: Path, last: Path | None) -> None:

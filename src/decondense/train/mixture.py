@@ -35,8 +35,9 @@ def blocks_of(recipe: Recipe, tokenizer: Any, cache: Path, progress: Progress) -
     training_files, held_out_files = _token_files(recipe, tokenizer, cache)
     parts = [files.blocks(data.context, progress) for files in training_files]
     needed, held_out_count = _block_counts(recipe)
-    shares = list(_training_shares(data).values()) if len(parts) > 1 else [1.0]
+    shares = [1.0]
     if len(parts) > 1:
+        shares = list(_training_shares(data).values())
         counts = allot(needed, shares, [len(blocks) for blocks in parts])
         parts = [_cut(blocks, 0, count) for blocks, count in zip(parts, counts)]
     if data.held_out is not None:

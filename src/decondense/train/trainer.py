@@ -26,7 +26,7 @@ from .active_forgetting import embedding_learning_rate
 from .blocks import Order
 from .controls import logit_terms
 from .distillation import predictions, share_loss
-from .folder import last_complete_checkpoint, mark, marked
+from .folder import kept_in, last_complete_checkpoint, mark
 from .recipe import Recipe
 
 LISTED = 32  # blocks of a bad step that are named; the others follow from the seed
@@ -72,15 +72,14 @@ class Trainer(transformers.Trainer, TrainerCallback):
         self._begun = time.monotonic()
         if checkpoint is None:
             return
-        marker = marked(checkpoint) or {}
-        self._logged_step = marker["step"]
-        self._seconds_before, self.skipped = marker.get("seconds", 0.0), marker.get("skipped_steps", [])
+        kept = kept_in(checkpoint)
+        self._logged_step, self._seconds_before, self.skipped = kept["step"], kept["seconds"], kept["skipped_steps"]
         if self.attachment is not None:
             # The attachment counts from when it was attached; after resuming that is not the start of the run.
-            self.attachment.engine.logged_step = marker["step"]
-            self.attachment.calls = marker["step"] * self.args.gradient_accumulation_steps
-            if marker.get("agreement") is not None:
-                self.attachment.agreement = torch.tensor(marker["agreement"], device=self.args.device)
+            self.attachment.engine.logged_step = kept["step"]
+            self.attachment.calls = kept["step"] * self.args.gradient_accumulation_steps
+            if kept["agreement"] is not None:
+                self.attachment.agreement = torch.tensor(kept["agreement"], device=self.args.device)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if torch.distributed.is_initialized():
@@ -178,10 +177,9 @@ class Trainer(transformers.Trainer, TrainerCallback):
         the same only where every block predicts the same number of tokens: not where documents are isolated."""
         held_out: Any = self.eval_dataset
         labels = inputs["labels"]
-        share = (labels[:, 1:] != -100).sum() / (len(labels) * held_out.labels_per_block)
         loss, *rest = super().prediction_step(model, inputs, *args, **kwargs)
         if held_out.isolated and loss is not None:
-            loss = loss * share.to(loss.device)
+            loss = loss * ((labels[:, 1:] != -100).sum() / (len(labels) * held_out.labels_per_block)).to(loss.device)
         return (loss, *rest)
 
     # ---- what is not finite ----
