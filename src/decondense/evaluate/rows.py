@@ -31,10 +31,9 @@ class Rows:
     numbers: Sequence[int]
     rows: Sequence[dict[str, Any]]
 
-    def refuse(self, at: int, why: str) -> NoReturn:
-        number = f"row {self.numbers[at]}" if at < len(self.numbers) else f"item {at - len(self.numbers)}"
+    def refuse(self, which: str, why: str) -> NoReturn:
         raise ValueError(
-            f"{number} of {str(self.file)!r} does not fit task {self.task!r}: {why}: correct the row, or take it out."
+            f"{which} of {str(self.file)!r} does not fit task {self.task!r}: {why}: correct the row, or take it out."
         )
 
     @cached_property
@@ -47,10 +46,12 @@ class Rows:
             table = pyarrow.Table.from_pylist(list(self.rows))
         except (pyarrow.ArrowException, OverflowError):
             kinds: dict[str, type] = {}
-            for at, row in enumerate(self.rows):
+            for number, row in zip(self.numbers, self.rows):
                 for field, value in row.items():
                     if value is not None and kinds.setdefault(field, type(value)) is not type(value):
-                        self.refuse(at, f"{field} must be of the same kind as in the rows before, got {value!r}")
+                        self.refuse(
+                            f"row {number}", f"{field} must be of the same kind as in the rows before, got {value!r}"
+                        )
             raise
         # without a fingerprint, Dataset would hash every value for one, which takes longer than all the rest
         state = self.file, self.file.stat().st_size, self.file.stat().st_mtime_ns, self.numbers
@@ -63,23 +64,23 @@ class Rows:
         templates = {key: getattr(task.config, key) for key in (TEMPLATES if choice else (TEMPLATES[0], TEMPLATES[2]))}
         needed = {key: () if OPTIONAL.search(str(one)) else fields_of(one) for key, one in templates.items()}
         items = self._items(task)
-        for number, item in enumerate(islice(items, limit)):
-            whole = len(items) == len(self.numbers)  # else the task left some rows out
-            at, outputs = number if whole else len(self.numbers) + number, {}
-            source = self.rows[number] if whole else item
+        whole = len(items) == len(self.rows)  # else the task left some rows out
+        for at, item in enumerate(islice(items, limit)):
+            which, source = (f"row {self.numbers[at]}", self.rows[at]) if whole else (f"item {at}", item)
+            outputs = {}
             row = _Watched((f, v) for f, v in item.items() if v is not None or f in source)  # drop the dataset's nulls
             for key, template in templates.items():
                 row.read = []
                 try:
                     outputs[key] = getattr(task, key)(row)
                 except Exception as error:
-                    self._refuse_unfit(at, row, needed[key] or row.read)
+                    self._refuse_unfit(which, row, needed[key] or row.read)
                     shown = _shown(sorted(fields_of(template)) or row.read[-1:], item)
-                    self.refuse(at, f"{shown} cannot be read, {error_text(error)}")
+                    self.refuse(which, f"{shown} cannot be read, {error_text(error)}")
                 nulls = [field for field in row.read if row.get(field) is None]
-                self._refuse_unfit(at, row, needed[key] or [f for f in nulls if _shows(getattr(task, key), row, f)])
+                self._refuse_unfit(which, row, needed[key] or [f for f in nulls if _shows(getattr(task, key), row, f)])
             if choice:
-                self._check_answer(at, task, row, outputs)
+                self._check_answer(which, task, row, outputs)
 
     def _items(self, task: Any) -> Sequence[dict[str, Any]]:
         """The items that the task makes of the rows. A null that the task's own function reads is refused here, as the
@@ -98,22 +99,23 @@ class Rows:
             nulls = [field for field, value in row.items() if value is None]
             # trying every null takes long: only where no items could be made, or where the item says None
             if items is None or (nulls and one_of_each and "None" in json.dumps(items[at], default=str)):
-                self._refuse_unfit(at, row, [f for f in nulls if _shows(partial(_made, process, apart=f), row, f)])
+                which = f"row {self.numbers[at]}"
+                self._refuse_unfit(which, row, [f for f in nulls if _shows(partial(_made, process, apart=f), row, f)])
                 outcome, failed = _outcome(partial(_made, process), row)
                 if failed:
-                    self.refuse(at, outcome)
+                    self.refuse(which, outcome)
         return items or []
 
-    def _refuse_unfit(self, at: int, row: dict[str, Any], fields: Collection[str]) -> None:
+    def _refuse_unfit(self, which: str, row: dict[str, Any], fields: Collection[str]) -> None:
         if missing := sorted(f for f in fields if f not in row):
-            self.refuse(at, f"{list_of(missing)} must be there and {'is' if len(missing) == 1 else 'are'} missing")
+            self.refuse(which, f"{list_of(missing)} must be there and {'is' if len(missing) == 1 else 'are'} missing")
         if empty := sorted({f for f in fields if row.get(f) is None}):
-            self.refuse(at, f"{list_of(empty)} must not be null")
+            self.refuse(which, f"{list_of(empty)} must not be null")
 
-    def _check_answer(self, at: int, task: Any, item: Any, outputs: dict[str, Any]) -> None:
+    def _check_answer(self, which: str, task: Any, item: Any, outputs: dict[str, Any]) -> None:
         choices = outputs["doc_to_choice"]
         if any(choice is None for choice in choices):
-            self.refuse(at, f"one of its {len(choices)} choices is null")
+            self.refuse(which, f"one of its {len(choices)} choices is null")
         if callable(task.config.process_results) and GRADED not in item:
             return  # process_results decides itself what is right
         # a task with several inputs has the number of the right one in doc_to_text
@@ -121,7 +123,7 @@ class Rows:
         fields = [GRADED] if GRADED in item else sorted(fields_of(getattr(task.config, key))) or item.read[-1:]
         negative = any(isinstance(item.get(field), int) and item[field] < 0 for field in fields)
         if negative or not right_of(task, item, outputs[key], len(choices)):
-            self.refuse(at, f"{_shown(fields, item)} must name one of {len(choices)} choices")
+            self.refuse(which, f"{_shown(fields, item)} must name one of {len(choices)} choices")
 
 
 def right_of(task: Any, item: Any, answer: Any, choices: int) -> list[int]:
