@@ -59,7 +59,7 @@ def test_numbers_of_tokens(given, number):
     assert count(given) == number
 
 
-@pytest.mark.parametrize("given", ["", "many", "0", -1, "M", True, "inf", "nan", "2MM", 1.5, "0.5", "1.0005K", "1,5M"])
+@pytest.mark.parametrize("given", ["", "many", "0", -1, "M", "inf", "nan", "2MM", 1.5, "0.5", "1.0005K", "1,5M"])
 def test_what_is_no_number_of_tokens(given):
     with pytest.raises(ValueError, match="a number of tokens must be"):
         count(given)
