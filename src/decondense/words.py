@@ -13,6 +13,9 @@ from typing import Any
 
 CALLERS = ("decondense", "torch", "transformers", "accelerate", "peft", "trl", "lightning", "pytorch_lightning")
 
+Tell = Callable[[str, int, int | None], None]
+"""Called with (what is being done, how much is done, how much there is or None where that is not known)."""
+
 
 def warn(words: str, kind: type[Warning] = UserWarning) -> None:
     """Warn at the user's line: the first outside this package and outside the libraries that call its hooks. (From

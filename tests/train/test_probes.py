@@ -16,6 +16,7 @@ from decondense.train.held_out import token_counts
 from decondense.train.prepare import prepare
 from decondense.train.probes import Probes, _gradients, frequency_direction, frequency_share, gradient_noise
 from decondense.train.run import _trainer
+from decondense.words import nobody
 from train.runs import tiny
 
 PROBED = ["snapshots.count=2", "snapshots.windows=2", "snapshots.tokens=16", "snapshots.spectral=true"]
@@ -99,7 +100,7 @@ def test_a_resumed_run_has_all_of_them(tmp_path):
 def test_the_gradients_are_those_of_the_loss(tmp_path):
     """Each batch's, by a backward pass of its own; and batches are of all held-out texts, whole."""
     prepared = prepare(tiny(*PROBED, "snapshots.probes=true"), tmp_path, None)
-    trainer = _trainer(prepared, None, print, start=True)
+    trainer = _trainer(prepared, None, print, nobody, start=True)
     (probes,) = [c for c in trainer.callback_handler.callbacks if isinstance(c, Probes)]
     assert len(torch.cat(probes.batches)) == len(prepared.held_out)
     model = prepared.model.eval()
@@ -117,7 +118,9 @@ def test_a_line_of_the_log_against_loops(tmp_path):
     line = train(recipe, tmp_path / "run", draw=False).record["probes"][0]
     prepared = prepare(recipe, tmp_path / "other", None)
     (probes,) = [
-        c for c in _trainer(prepared, None, print, start=True).callback_handler.callbacks if isinstance(c, Probes)
+        c
+        for c in _trainer(prepared, None, print, nobody, start=True).callback_handler.callbacks
+        if isinstance(c, Probes)
     ]
     model, rows, shares = prepared.model.eval(), [], []
     counts = np.bincount(prepared.blocks.tokens, minlength=384)

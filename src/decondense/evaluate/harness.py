@@ -16,11 +16,11 @@ from ..insides import lm_eval as inside
 from ..needs import need
 from ..records import Evaluation
 from ..text import TEXTS, available, open_text
-from ..words import nobody
+from ..words import Tell, nobody
 from .items import Item, item_hash, summarise
 from .rows import right_of
 from .task_names import names_of
-from .tasks import Benchmark, Progress, bench_folder, build, data_files
+from .tasks import Benchmark, bench_folder, build, data_files
 from .unfinished import Parts
 
 SELECTIONS = ("final", "held-out-loss")
@@ -46,7 +46,7 @@ def evaluate(
     batch_tokens: int | None = None,
     trust_remote_code: bool = False,
     partial: Path | None = None,
-    progress: Progress | None = None,
+    progress: Tell | None = None,
 ) -> tuple[Evaluation, list[Item]]:
     """Score a model on benchmarks and texts.
 
@@ -239,7 +239,7 @@ def _training_run(folder: Path) -> dict[str, Any]:
 
 
 @inside.templates_compiled_once()
-def _run(benchmark: Benchmark, scorer: Any, limit: int | None, progress: Progress) -> list[Item]:
+def _run(benchmark: Benchmark, scorer: Any, limit: int | None, progress: Tell) -> list[Item]:
     from lm_eval.evaluator import evaluate as lm_evaluate
 
     progress(f"preparing {benchmark.name}", 0, 1)

@@ -13,7 +13,7 @@ import lzma
 import os
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from ..hub import hub_reachable
 from ..insides import lm_eval as inside
 from ..text_files import ending_of, unpacked
-from ..words import nobody
+from ..words import Tell, nobody
 from .rows import Rows, error_text
 from .task_names import PAPER, index_of, leaves_of
 
@@ -30,7 +30,6 @@ FEWSHOT = ("arc_easy", "arc_challenge", "medmcqa", "mmlu")
 PRESETS = {"gpt2": 1, "qwen3": 5, "zero": 0}
 ENDINGS = (".jsonl", ".json", ".parquet")
 SUBSET_COLUMNS = ("subject", "subset", "config")
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass
@@ -61,7 +60,7 @@ def shots_for(name: str, shots: str | int) -> int | None:
 
 def build(
     names: Sequence[str], folder: Path | None, *, shots: str | int = "gpt2", seed: int = 1234,
-    limit: int | None = None, progress: Progress = nobody,
+    limit: int | None = None, progress: Tell = nobody,
 ) -> list[Benchmark]:  # fmt: skip
     """Build every benchmark, or say in one sentence which cannot be built and why. ``folder`` has
     ``NAME/SPLIT.jsonl`` (also .json, .parquet, .gz, .xz) in the hub's field names; None: the rows are on the hub.

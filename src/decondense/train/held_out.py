@@ -7,7 +7,7 @@ the plain cross-entropy in nats per predicted token, whatever loss was trained.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,15 +16,13 @@ import torch
 from torch.nn import functional as F
 
 from ..stack import unnoticed
-from ..words import nobody
+from ..words import Tell, nobody
 from .blocks import Blocks
 from .sections import Data
 
 BLOCKS = 16  # a longer document is cut to these, unless the recipe says otherwise
-TOKENS = 8192  # per forward pass: all logits of a pass exist in float32
+TOKENS = 8192  # per forward pass: all its logits are in float32, 5 GB for 151,936 words, and some exist three times
 DECILES, OCTILES = 10, 8
-Tell = Callable[[str, int, int | None], None]
-"""Called with (what is being done, how much is done, how much there is or None where that is not known)."""
 
 
 @dataclass(frozen=True)

@@ -16,17 +16,18 @@ import numpy as np
 
 from .. import text
 from ..hub import hub_reachable
+from ..words import Tell
 from .blocks import Blocks, join
 from .recipe import Recipe
 from .sections import Data, shares_of
-from .token_files import Progress, TokenFiles, fingerprint, look_writable_cache
+from .token_files import TokenFiles, fingerprint, look_writable_cache
 
 # A local text of a mixture is tokenised beyond what the run needs, so that longer runs find the file: as far as a run
 # AHEAD times as long could need it, but no further than WHOLE tokens.
 AHEAD, WHOLE = 8, 1 << 27
 
 
-def blocks_of(recipe: Recipe, tokenizer: Any, cache: Path, progress: Progress) -> tuple[Blocks, Blocks, list[Blocks]]:
+def blocks_of(recipe: Recipe, tokenizer: Any, cache: Path, progress: Tell) -> tuple[Blocks, Blocks, list[Blocks]]:
     """(training blocks, held-out blocks, the held-out texts one by one).
 
     Without a held-out text the end of every text is held out, and the list is empty.

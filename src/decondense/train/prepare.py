@@ -25,7 +25,7 @@ from ..insides.transformers import name_loss
 from ..needs import need
 from ..weights_cache import quiet_loading
 from ..windows import draw_windows
-from ..words import nobody, perhaps, quoted, warn
+from ..words import Tell, nobody, perhaps, quoted, warn
 from . import fast
 from .blocks import Blocks
 from .controls import Centre, dropout_keys, logit_terms
@@ -35,7 +35,7 @@ from .held_out import Document, documents_in
 from .mixture import blocks_of, check_texts, contents
 from .recipe import Recipe
 from .sections import TrainedTokenizer
-from .token_files import Progress, token_folder
+from .token_files import token_folder
 from .tokenizer import open_tokenizer
 
 
@@ -85,7 +85,7 @@ def check(recipe: Recipe) -> dict[str, Any]:
     return source
 
 
-def prepare(recipe: Recipe, folder: Path, cache: AnyPath | None, tell: Progress = nobody) -> Prepared:
+def prepare(recipe: Recipe, folder: Path, cache: AnyPath | None, progress: Tell = nobody) -> Prepared:
     _check_reports(recipe.train.report_to)
     if recipe.train.quantised and sharded():
         raise ValueError("train.quantised rounds whole weights, which FSDP splits: leave it out.")
@@ -98,7 +98,7 @@ def prepare(recipe: Recipe, folder: Path, cache: AnyPath | None, tell: Progress 
     micro = _micro_batch(recipe, model, device)
     _check_disk(folder, model, recipe)
     teacher = _teacher(recipe, model, tokenizer, device)
-    blocks, held_out, texts = blocks_of(recipe, tokenizer, tokens_folder, tell)
+    blocks, held_out, texts = blocks_of(recipe, tokenizer, tokens_folder, progress)
     _check_tokenizer(model, tokenizer, blocks, held_out)
     window_text = _window_text(recipe, tokenizer, held_out)
     centre = Centre(model) if recipe.baselines.centre_last else None

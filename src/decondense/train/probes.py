@@ -17,11 +17,10 @@ from torch.nn import functional as F
 from transformers import TrainerCallback
 
 from ..stack import unnoticed
-from ..words import nobody
+from ..words import Tell, nobody
 from .blocks import Blocks, Order
-from .held_out import Tell
+from .held_out import TOKENS
 
-TOKENS = 8192  # per batch: all its logits exist in float32
 BATCHES = 32
 
 

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
-from ..words import nobody
-from .held_out import Document, Tell, document_losses
+from ..words import Tell, nobody
+from .held_out import Document, document_losses
 
 GROUP = 32
 

@@ -24,12 +24,12 @@ from ..needs import need
 from ..records import parse
 from ..term import Terms
 from ..weights_cache import quiet_loading
-from ..words import list_of, nobody, several
+from ..words import Tell, list_of, nobody, several
 from . import folder as run_folder
 from .active_forgetting import Forgetting
 from .blocks import Order
 from .fast import matmul_precision, tap_blocks
-from .held_out import Tell, document_losses, frequency_deciles, one_document, token_counts
+from .held_out import TOKENS, document_losses, frequency_deciles, one_document, token_counts
 from .prepare import Prepared, prepare
 from .probes import Probes
 from .quantised import quantised_losses
@@ -98,7 +98,7 @@ def train(
             start = "there is no complete checkpoint" if begun else f"there is no run in {str(target)!r} yet"
             say(f"resuming from {checkpoint.name}" if checkpoint else f"{start}: starting from step 0")
         stage(f"loading {recipe.model.name}" if recipe.model.name else f"building a {recipe.model.architecture}")
-        prepared = prepare(recipe, target, cache, functools.partial(progress, "tokenising"))
+        prepared = prepare(recipe, target, cache, progress)
         # The few float32 products on a GPU may use its tensor cores, but only during the run.
         fast = prepared.device.type == "cuda" and prepared.speed["compiled"]
         with quiet_loading(), matmul_precision("high" if fast else torch.get_float32_matmul_precision()):
@@ -164,9 +164,7 @@ def _other_shares(prepared: Prepared) -> str:
     )
 
 
-def _trainer(
-    prepared: Prepared, show: Show | None, say: Callable[[str], None], progress: Tell = nobody, *, start: bool
-) -> Any:
+def _trainer(prepared: Prepared, show: Show | None, say: Callable[[str], None], progress: Tell, *, start: bool) -> Any:
     """transformers' Trainer with everything attached that the recipe asks for."""
     from .trainer import Trainer  # which needs accelerate
 
@@ -231,8 +229,7 @@ def _arguments(prepared: Prepared, *, start: bool) -> Any:
         output_dir=str(prepared.folder / "checkpoints"),
         max_steps=recipe.steps,
         per_device_train_batch_size=micro,
-        # The model's own head makes all logits in float32: 8192 × 151,936 of them are 5 GB, and some exist three times.
-        per_device_eval_batch_size=min(micro, max(1, 8192 // recipe.data.context)),
+        per_device_eval_batch_size=min(micro, max(1, TOKENS // recipe.data.context)),
         gradient_accumulation_steps=recipe.batch_blocks // world // micro,
         learning_rate=rate,
         lr_scheduler_type=train.schedule,

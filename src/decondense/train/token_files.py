@@ -29,7 +29,7 @@ import numpy as np
 from .. import text
 from ..files import AnyPath, locked, look_writable, os_sentence, remembered_sha256
 from ..weights_cache import cache_dir
-from ..words import nobody
+from ..words import Tell, nobody
 from .blocks import Blocks
 
 VERSION = 3  # of the files' content
@@ -37,7 +37,6 @@ PIECE = 1 << 20  # characters; a longer document is tokenised in pieces of whole
 BATCH = 4 << 20  # characters of documents tokenised in one call, so that all cores have something to do
 HEADING = re.compile(r" = [^=\s].* = \s*")
 
-Progress = Callable[[int, int | None], None]
 Opened = tuple[np.ndarray, np.ndarray, list[dict[str, Any]]]  # tokens, starts, about the texts
 Tokenised = tuple[int, list[int], str, str]  # number of the text, token ids with the separator, document, source
 
@@ -65,7 +64,7 @@ class TokenFiles:
     whole: bool = False
     data: str | None = None
 
-    def blocks(self, context: int, progress: Progress = nobody) -> Blocks:
+    def blocks(self, context: int, progress: Tell = nobody) -> Blocks:
         """The tokens in blocks of `context`; where the files are not there yet, the texts are tokenised first."""
         ids, starts, entries = cached(self.cache, self.keys[0], self.opened, lambda: self._tokenise(progress))
         if len(ids) < context:
@@ -110,9 +109,9 @@ class TokenFiles:
         ]
         return [hashlib.sha256(json.dumps(one).encode()).hexdigest()[:20] for one in what]
 
-    def _tokenise(self, progress: Progress) -> None:
+    def _tokenise(self, progress: Tell) -> None:
         """Write documents until the budget is reached (filed under the last key) or they end (under the first)."""
-        progress(0, self.tokens)  # reading the text may take a while
+        progress("tokenising", 0, self.tokens)  # reading the text may take a while
         temporary_files = {ending: self.cache / f".{self.keys[0]}.{ending}" for ending in ("tokens", "starts", "json")}
         entries: list[dict[str, Any]] = []
         digest, token_count, document_count, ended = hashlib.sha256(), 0, 0, True
@@ -131,7 +130,8 @@ class TokenFiles:
                     entry["sha256"] = digest.hexdigest()
                     document_count, token_count = document_count + 1, token_count + len(ids)
                     # with `whole` the text mostly ends before the budget, at a place not known in advance
-                    progress(token_count, None) if self.whole else progress(min(token_count, self.tokens), self.tokens)
+                    known = (token_count, None) if self.whole else (min(token_count, self.tokens), self.tokens)
+                    progress("tokenising", *known)
                     if token_count >= self.tokens and document_count >= self.documents:
                         ended = False
                         break

@@ -17,9 +17,9 @@ from transformers.modeling_outputs import BaseModelOutput
 from ..files import first_process, write_text
 from ..records import Record
 from ..stack import stack_of, unnoticed
+from ..words import Tell
 from .fast import matmul_precision
 from .folder import process_count
-from .held_out import Tell
 from .recipe import Recipe
 
 Show = Callable[[int, dict[str, float]], None]
