@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import tempfile
 import zlib
 from collections.abc import Sequence
 from functools import cache
@@ -15,7 +16,7 @@ import numpy as np
 from by_hand import condensation, make_item
 from matplotlib.image import imsave
 
-from decondense.evaluate.items import EvaluatedRun, summarise
+from decondense.evaluate.items import summarise, write_items
 from decondense.meter.compare import Comparison
 from decondense.meter.result import Condensation
 from decondense.records import Evaluation, in_short
@@ -115,7 +116,7 @@ def write_run(
     return write_json(folder, record)
 
 
-def _evaluation(name: str, seed: int, bonus: float) -> EvaluatedRun:
+def _evaluation(name: str, seed: int, bonus: float) -> tuple[Evaluation, list[dict]]:
     rng = np.random.default_rng(0)
     own = np.random.default_rng(seed)
     items: dict[str, list[dict]] = {}
@@ -147,17 +148,24 @@ def _evaluation(name: str, seed: int, bonus: float) -> EvaluatedRun:
         "notes": [],
         "versions": {"decondense": "0.1.0"},
     }  # fmt: skip
-    return EvaluatedRun(name, Evaluation.model_validate(record), items)
+    return Evaluation.model_validate(record), [item for rows in items.values() for item in rows]
 
 
 def write_evaluation(folder: Path, *, name="smollm2-135m") -> dict:
-    return write_json(folder, json.loads(_evaluation(name, 1, 0.0).record.to_json()))
+    return write_json(folder, json.loads(_evaluation(name, 1, 0.0)[0].to_json()))
 
 
 def write_significance(folder: Path, *, seeds=3, bonus=0.02, name="run") -> dict:
-    base = [_evaluation(f"{name}-base-{s}", s, 0.0) for s in range(seeds)]
-    treated = [_evaluation(f"{name}-treated-{s}", 50 + s, bonus) for s in range(seeds)]
-    return write_json(folder, json.loads(significance(base, treated, bootstrap=200).to_json()))
+    arms: dict[str, list[Path]] = {"base": [], "treated": []}
+    with tempfile.TemporaryDirectory() as runs:
+        for number, (arm, paths) in enumerate(arms.items()):
+            for seed in range(seeds):
+                place = Path(runs) / f"{name}-{arm}-{seed}"
+                record, items = _evaluation(place.name, 50 * number + seed, bonus * number)
+                record.save(place)
+                write_items(place / "items.parquet", items)
+                paths.append(place)
+        return write_json(folder, json.loads(significance(**arms, bootstrap=200).to_json()))
 
 
 def png(width=160, height=90) -> bytes:

@@ -15,28 +15,24 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .logs import Log, Wanted
-from .readers import Run, read_logs
+from .readers import read_logs
 
 LARGE = 50_000_000
 """Bytes of all logs together; below this, starting processes takes longer than it saves."""
 CHILD = "from decondense.evaluate.apart import serve; serve()"
 
 
-def read_all(runs: Sequence[Run], wanted: Wanted) -> list[list[Log]]:
+def read_all(runs: Sequence[str | Path], wanted: Wanted) -> list[list[Log]]:
     """``read_logs`` of every run, in order. Raises the error of the first run that cannot be read."""
-    files = [Path(run) for run in runs if isinstance(run, (str, Path))]
-    workers = min(len(files), _cores())
-    if workers < 2 or sum(map(_size, files)) < LARGE:
+    workers = min(len(runs), _cores())
+    if workers < 2 or sum(_size(Path(run)) for run in runs) < LARGE:
         return [read_logs(run, wanted) for run in runs]
     with ThreadPoolExecutor(workers) as pool:
         return list(pool.map(lambda run: _apart(run, wanted), runs))
 
 
-def _apart(run: Run, wanted: Wanted) -> list[Log]:
-    """Read a run in a process of its own; if the run is in memory, or that process failed, read it here, so that the
-    error is raised here."""
-    if not isinstance(run, (str, Path)):
-        return read_logs(run, wanted)
+def _apart(run: str | Path, wanted: Wanted) -> list[Log]:
+    """Read a run in a process of its own; if that process failed, read it here, so that the error is raised here."""
     python_path = os.pathsep.join(path for path in sys.path if path)
     completed = subprocess.run(
         [sys.executable or "python", "-c", CHILD], input=pickle.dumps((run, wanted)), stdout=subprocess.PIPE,

@@ -19,23 +19,14 @@ import numpy as np
 from ..records import Damaged
 from ..words import perhaps_beside
 from . import logs as columns
-from .items import EvaluatedRun, item_hash, load_run, read_as, right_share
+from .items import item_hash, load_run, read_as, right_share
 from .logs import Log, Scores, Wanted, chance_of, field_of, hashed, number_of, one_run, others, pick
 from .samples import first_line, read_samples
 
-Run = str | Path | EvaluatedRun | Log
-"""How a run may be given: the path of its log, or what was read from it."""
 
-
-def read_logs(path: Run, wanted: Wanted | None = None) -> list[Log]:
+def read_logs(path: str | Path, wanted: Wanted | None = None) -> list[Log]:
     """Read the runs in a folder or file of any tool: one, or several where a table has several seeds."""
-    wanted = wanted or Wanted()
-    if isinstance(path, Log):
-        logs = [path]
-    elif isinstance(path, EvaluatedRun):
-        logs = [columns.from_run(path, wanted)]
-    else:
-        logs = _read(Path(path), wanted)
+    logs = _read(Path(path), wanted or Wanted())
     for log in logs:
         columns.check(log)
     return logs

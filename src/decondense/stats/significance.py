@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,6 @@ import scipy
 from ..checks import check_flags, is_whole
 from ..evaluate.apart import read_all
 from ..evaluate.logs import Log, Wanted
-from ..evaluate.readers import Run
 from ..files import finite, told_apart
 from ..records import Significance as Record
 from . import checkpoints
@@ -43,8 +43,8 @@ class Significance(Record, reads=()):
 
 
 def significance(
-    base: Run | Sequence[Run],
-    treated: Run | Sequence[Run],
+    base: str | Path | Sequence[str | Path],
+    treated: str | Path | Sequence[str | Path],
     *,
     paired: bool = False,
     common: bool = False,
@@ -83,7 +83,7 @@ def significance(
     if matters is not None and not matters > 0:
         raise ValueError(f"matters must be a difference above 0, in points, got {matters}: take 0.3, for instance.")
     wanted = Wanted(tuple(name.strip() for name in (metric or "").split(",") if name.strip()), filter, cluster)
-    inputs = [list(_several(arm)) for arm in (base, treated)]
+    inputs = [_several(arm) for arm in (base, treated)]
     logs = read_all([*inputs[0], *inputs[1]], wanted)
     arms = [[log for some in part for log in some] for part in (logs[: len(inputs[0])], logs[len(inputs[0]) :])]
     if not arms[0] or not arms[1]:
@@ -135,10 +135,10 @@ def significance(
 # -- runs and items ------------------------------------------------------------------------------------------
 
 
-def _several(runs: Run | Sequence[Run]) -> Iterable[Run]:
-    several: list[Any] = [runs] if isinstance(runs, Run) or hasattr(runs, "columns") else list(runs)
+def _several(runs: str | Path | Sequence[str | Path]) -> Sequence[str | Path]:
+    several: list[Any] = [runs] if isinstance(runs, str | Path) or hasattr(runs, "columns") else list(runs)
     for run in several:
-        if not isinstance(run, Run):
+        if not isinstance(run, str | Path):
             raise TypeError(
                 f"runs must be paths of logs or tables, got {type(run).__name__}: write a frame with the columns item "
                 "and score to a file, frame.to_csv(path, index=False)."
