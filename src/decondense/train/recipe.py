@@ -12,7 +12,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -243,9 +243,9 @@ def _sentence(error: ValidationError, name: str) -> str:
     place = _place(first)
     key_path = ".".join(map(str, place))
     if first["type"] == "extra_forbidden":
-        known, section = list(_keys(_part_at(place[:-1]))), ".".join(map(str, place[:-1]))
-        close = _option(place) or near(place[-1], known) or _in_other_words(str(place[-1]), section)
-        hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}."
+        known = _keys(_part_at(place[:-1]))
+        meant = _meant(str(place[-1]), place[:-1], known)
+        hint = f"did you mean {meant!r}?" if meant else f"known here: {', '.join(known)}."
         return f"{name}: {key_path!r} is no key of a recipe: {hint}"
     if first["type"] == "missing":
         return f"{name}: {key_path!r} must be given, and it is missing."
@@ -269,22 +269,21 @@ def _sentence(error: ValidationError, name: str) -> str:
     return f"{name}: {key_path}{': ' if key_path else ''}{message}{shown}{end}"
 
 
-def _option(place: Sequence[int | str]) -> list[str]:
-    """["options.KEY"] for an unknown key of section `loss` that is an option of some loss, else []."""
+def _meant(key: str, section: Sequence[int | str], known: Iterable[str]) -> str | None:
+    """What an unknown key of a section may stand for: an option of a loss, what other trainers call so, a key of the
+    section that is near, or one of another section. For that the two names must be nearly equal, since most names
+    resemble some key of some section; not for a key that stands in no section."""
     from ..losses.registry import registered
 
-    known = {option for entry in registered().values() for option in entry.options} if place[0] == "loss" else ()
-    return [f"options.{place[-1]}"] if place[-1] in known else []
-
-
-def _in_other_words(key: str, section: str) -> list[str]:
-    """What an unknown key may stand for: a key that other trainers call so, or a key of another section. Inside a
-    section the two names must be nearly equal, since most names resemble some key of some section."""
+    if section[:1] == ["loss"] and any(key in entry.options for entry in registered().values()):
+        return f"options.{key}"
     if key in ELSEWHERE:
-        return [ELSEWHERE[key].removeprefix(f"{section}.")]
+        return ELSEWHERE[key].removeprefix(".".join(map(str, section)) + ".")
+    if close := near(key, known):
+        return close[0]
     keys = {name: f"{part}.{name}" for part, inner in _keys(Recipe).items() for name in _keys(inner)}
     close = difflib.get_close_matches(key, keys, 1, 0.8) if section else near(key, keys)
-    return [keys[name] for name in close]
+    return keys[close[0]] if close else None
 
 
 def _place(error: Any) -> list[int | str]:
