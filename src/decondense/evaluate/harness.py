@@ -160,7 +160,7 @@ def _open_texts(texts: Sequence[str], folder: Path | None) -> list[Any]:
     opened = []
     for name in texts:
         title = name.partition(":")[0]
-        places = [p for p in (folder, folder.parent) if p.is_dir()] if folder is not None and title in TEXTS else []
+        places = [folder, folder.parent] if folder is not None and title in TEXTS else []
         opened.append(open_text(name, data=next((p for p in places if available(p)[title] == "folder"), None)))
     return opened
 

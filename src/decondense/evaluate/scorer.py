@@ -73,8 +73,7 @@ class Scorer(HFLM):
         self.journal = journal
         self.cut: dict[tuple[str, int], int] = {}
         self._appended = _appended_count(self.tokenizer)
-        accepted = inspect.signature(getattr(model, "forward", model.__call__)).parameters
-        self._options = {"use_cache": False} if "use_cache" in accepted else {}
+        self._options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
         self._head: Any = None
         if self.backend == "causal":
             self._try_head()
@@ -148,8 +147,7 @@ class Scorer(HFLM):
         rows = self._rows(requests)
         batches = self._batches(rows)
         stage = self._stage(rows)
-        answers: list[Answer | None] = [None] * len(requests)
-        finished = 0
+        answers: dict[int, Answer] = {}
         for number, batch in enumerate(batches):
             members = [index for row in batch for index, _ in row.members]
             scores = self.journal.done.get((stage, number)) if self.journal is not None else None
@@ -157,11 +155,9 @@ class Scorer(HFLM):
                 scores = _numbers(self._score(batch))
                 if self.journal is not None:
                     self.journal.add(stage, number, scores)
-            for index, answer in zip(members, scores):
-                answers[index] = answer
-            finished += len(members)
-            self.progress(finished, len(requests))
-        return answers  # type: ignore[return-value]
+            answers |= zip(members, scores)
+            self.progress(len(answers), len(requests))
+        return [answers[index] for index in range(len(requests))]
 
     def _rows(self, requests: Sequence[Request]) -> list[_Row]:
         """Requests that share all tokens but the last one share a row. Longest first; equal lengths in the order of

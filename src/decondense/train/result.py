@@ -181,8 +181,7 @@ def _front_matter(record: Training) -> dict[str, Any]:
     if model.licence is not None:
         is_id = re.fullmatch(r"[a-z0-9.-]+", model.licence.lower())
         front |= {"license": model.licence.lower()} if is_id else {"license": "other", "license_name": model.licence}
-    places = [TEXTS[name].hub for name in texts if name in TEXTS]
-    datasets = sorted({place[0] for place in places if place is not None})
+    datasets = sorted({place[0] for name in texts if name in TEXTS and (place := TEXTS[name].hub) is not None})
     front |= {"datasets": datasets} if datasets else {}
     if loss is not None:
         held_out = ", ".join(text.name for text in record.held_out_text) or "held-out text"
