@@ -29,9 +29,11 @@ PAIRS = [
 ]
 
 
-def make(model, tokenizer, **options):
+def make(model, tokenizer, journal=None, **options):
     with quiet():
-        return Scorer(model, tokenizer, **options)
+        scorer = Scorer(model, tokenizer, **options)
+    scorer.journal = Journal(journal)
+    return scorer
 
 
 @pytest.fixture(scope="module")
@@ -166,14 +168,14 @@ def test_a_head_that_does_more_is_left_alone(pair):
 def test_journal_resumes_and_ignores_broken_lines(pair, tmp_path):
     """One is cut short, and one has another digit."""
     file = tmp_path / "batches.jsonl"
-    first = make(*pair, batch_tokens=20, journal=Journal(file))
+    first = make(*pair, batch_tokens=20, journal=file)
     whole = ask(first, PAIRS)
     _, *lines = file.read_text().split("\n")
     assert len(lines) >= 5
     place = lines[1].rindex("-") + 1
     other = lines[1][:place] + str(9 - int(lines[1][place])) + lines[1][place + 1 :]
     file.write_text("\n".join([lines[0], other, lines[2], lines[3][: len(lines[3]) // 2]]))
-    second = make(*pair, batch_tokens=20, journal=Journal(file))
+    second = make(*pair, batch_tokens=20, journal=file)
     scored = []
     plain = second._score
     second._score = lambda batch: scored.append(batch) or plain(batch)
@@ -184,10 +186,10 @@ def test_journal_resumes_and_ignores_broken_lines(pair, tmp_path):
 
 def test_other_requests_do_not_use_the_journal_of_these(pair, tmp_path):
     file = tmp_path / "batches.jsonl"
-    scorer = make(*pair, journal=Journal(file))
+    scorer = make(*pair, journal=file)
     ask(scorer, PAIRS[:1])
     other = ask(scorer, PAIRS[1:2])
-    scorer.journal = None
+    scorer.journal = Journal(None)
     assert other == ask(scorer, PAIRS[1:2])
 
 
@@ -212,7 +214,7 @@ def test_a_model_that_gives_no_numbers_has_no_score(pair, tmp_path):
     model, tokenizer = copy.deepcopy(pair[0]), pair[1]
     model.model.layers[2].mlp.down_proj.weight.data[0] = torch.nan
     path, words = tmp_path / "journal", "log-likelihoods must be numbers, but the model gives NaN: look for NaN or"
-    broken = make(model, tokenizer, journal=Journal(path))
+    broken = make(model, tokenizer, journal=path)
     with pytest.raises(ValueError, match=words):
         ask(broken, PAIRS)
     with pytest.raises(ValueError, match=words):

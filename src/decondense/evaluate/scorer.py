@@ -54,23 +54,20 @@ class Scorer(HFLM):
     Args:
         batch_tokens: tokens in a batch, padding included; default 65,536 on an accelerator, 256 for every
             thread on a CPU.
-        journal: where finished batches are kept.
 
     ``scored_tokens`` limits the positions of a batch that reach the output head: 16,384, on a CPU 128 for every
-    thread. ``progress`` is called with (requests done, requests in all).
+    thread. ``progress`` is called with (requests done, requests in all); ``journal`` keeps finished batches.
     ``cut`` has, for every (task, doc_id) with a prompt longer than the context, the most tokens that were lost.
     """
 
-    def __init__(
-        self, model: Any, tokenizer: Any, *, batch_tokens: int | None = None, journal: Journal | None = None
-    ) -> None:
+    def __init__(self, model: Any, tokenizer: Any, *, batch_tokens: int | None = None) -> None:
         check_model_class(HFLM)
         super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=8)
         threads = torch.get_num_threads() if self.device.type == "cpu" else 0
         self.batch_tokens = batch_tokens or 256 * threads or 65_536
         self.scored_tokens = 128 * threads or 16_384
         self.progress: Callable[[int, int], None] = nobody
-        self.journal = journal
+        self.journal = Journal(None)
         self.cut: dict[tuple[str, int], int] = {}
         self._appended = _appended_count(self.tokenizer)
         self._options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
@@ -123,7 +120,7 @@ class Scorer(HFLM):
         for request, (context, continuation) in zip(requests, encoded):
             tokens = len(continuation)
             if not 0 < tokens <= self.max_length:
-                saved = "" if self.journal is None else "; finished tasks are kept in partial/ and not scored again"
+                saved = "; finished tasks are kept in partial/ and not scored again" if self.journal.path else ""
                 raise ValueError(
                     f"a continuation must have 1 to {self.max_length} tokens, the context of the model, got {tokens} "
                     f"in item {request.doc_id} of task {request.task_name!r}: leave the task out with --tasks, or take "
@@ -150,11 +147,10 @@ class Scorer(HFLM):
         answers: dict[int, Answer] = {}
         for number, batch in enumerate(batches):
             members = [index for row in batch for index, _ in row.members]
-            scores = self.journal.done.get((stage, number)) if self.journal is not None else None
+            scores = self.journal.done.get((stage, number))
             if scores is None or len(scores) != len(members):
                 scores = _numbers(self._score(batch))
-                if self.journal is not None:
-                    self.journal.add(stage, number, scores)
+                self.journal.add(stage, number, scores)
             answers |= zip(members, scores)
             self.progress(len(answers), len(requests))
         return [answers[index] for index in range(len(requests))]

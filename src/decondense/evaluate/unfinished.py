@@ -18,18 +18,20 @@ from .items import Item, read_items, write_items
 
 class Journal:
     """Finished batches in a file, a line each: a checksum and [stage, batch, answers] in JSON. A line that a crash cut
-    short, or that is damaged, is ignored."""
+    short, or that is damaged, is ignored. Without a path nothing is kept."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
         self.path = path
         self.done: dict[tuple[str, int], list[tuple[float, bool]]] = {}
-        lines = path.read_bytes().split(b"\n") if path.exists() else []
+        lines = path.read_bytes().split(b"\n") if path is not None and path.exists() else []
         for checksum, _, line in (line.partition(b" ") for line in lines):
             if line and checksum == b"%08x" % zlib.crc32(line):
                 stage, batch, answers = json.loads(line)
                 self.done[stage, batch] = [(value, bool(greedy)) for value, greedy in answers]
 
     def add(self, stage: str, batch: int, answers: Sequence[tuple[float, bool]]) -> None:
+        if self.path is None:
+            return
         self.done[stage, batch] = list(answers)
         line = json.dumps([stage, batch, [[value, int(greedy)] for value, greedy in answers]]).encode()
         with self.path.open("ab") as file:
@@ -55,8 +57,8 @@ class Parts:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(file, stamp)
 
-    def journal(self) -> Journal | None:
-        return None if self.folder is None else Journal(self.folder / "batches.jsonl")
+    def journal(self) -> Journal:
+        return Journal(None if self.folder is None else self.folder / "batches.jsonl")
 
     def finished(self, name: str, data: Any) -> list[Item] | None:
         """The items of a benchmark that was scored on ``data``, the files and times it was read from."""
