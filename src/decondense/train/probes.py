@@ -25,10 +25,10 @@ BATCHES = 32
 
 
 class Probes(TrainerCallback):
-    """Logs `gradient_noise` and `frequency_share` at step 0 and at `steps`; `order_options` as in `Order`."""
+    """Logs `gradient_noise` and `frequency_share` at step 0 and at `steps`; `begin` as in `Order`."""
 
     def __init__(
-        self, trainer: Any, steps: set[int], held_out: Blocks, counts: np.ndarray, progress: Tell, **order_options: Any
+        self, trainer: Any, steps: set[int], held_out: Blocks, counts: np.ndarray, begin: int | None, progress: Tell
     ) -> None:
         if trainer.is_fsdp_enabled:
             raise ValueError(
@@ -41,7 +41,7 @@ class Probes(TrainerCallback):
                 f"snapshots.probes needs two held-out blocks, got {len(held_out)}: raise data.held_out_tokens."
             )
         # Held-out texts lie one after the other; in random order every batch has blocks of all of them.
-        blocks = Order(held_out, min(BATCHES, len(held_out) // size) * size, seed=0, **order_options)
+        blocks = Order(held_out, min(BATCHES, len(held_out) // size) * size, seed=0, begin=begin)
         self.batches = torch.stack([blocks[i]["input_ids"] for i in range(len(blocks))]).split(size)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -170,14 +170,15 @@ def _trainer(prepared: Prepared, show: Show | None, say: Callable[[str], None], 
 
     recipe = prepared.recipe
     isolated = recipe.data.boundaries == "isolated"
-    order_options: dict[str, Any] = {"isolated": isolated, "begin": prepared.begin}
-    order = Order(prepared.blocks, recipe.steps * recipe.batch_blocks, seed=recipe.train.seed, **order_options)
+    blocks, held_out = prepared.blocks, prepared.held_out
+    ordered = functools.partial(Order, isolated=isolated, begin=prepared.begin)
+    order = ordered(blocks, recipe.steps * recipe.batch_blocks, seed=recipe.train.seed)
     if shares := _other_shares(prepared):
         say(f"a text is shorter than its share of the mixture, so the blocks hold {shares}")
-    passes = len(order) / len(prepared.blocks)
+    passes = len(order) / len(blocks)
     if passes > 1:
-        say(f"the text has {len(prepared.blocks)} blocks: the run goes over it {passes:.2f} times")
-    in_both = {text["name"] for text in prepared.blocks.texts} & {text["name"] for text in prepared.held_out.texts}
+        say(f"the text has {len(blocks)} blocks: the run goes over it {passes:.2f} times")
+    in_both = {text["name"] for text in blocks.texts} & {text["name"] for text in held_out.texts}
     if in_both and recipe.data.held_out is not None:
         say(f"not all held-out text is unseen: the run also trains on {list_of(sorted(in_both))}")
     for name, tokens in one_document(prepared.documents, recipe.data).items():
@@ -191,7 +192,7 @@ def _trainer(prepared: Prepared, show: Show | None, say: Callable[[str], None], 
         model=prepared.model,
         args=_arguments(prepared, start=start),
         train_dataset=order,
-        eval_dataset=Order(prepared.held_out, len(prepared.held_out), seed=None, **order_options),
+        eval_dataset=ordered(held_out, len(held_out), seed=None),
         processing_class=prepared.tokenizer,
         data_collator=transformers.default_data_collator,
     )
@@ -204,8 +205,8 @@ def _trainer(prepared: Prepared, show: Show | None, say: Callable[[str], None], 
     milestones = Milestones(recipe, snapshot_folder, prepared.window_text, prepared.tokenizer, progress)
     trainer.add_callback(milestones)
     if recipe.snapshots.count and recipe.snapshots.probes:
-        counts = token_counts(prepared.blocks.tokens, prepared.model.get_output_embeddings().weight.shape[0])
-        trainer.add_callback(Probes(trainer, milestones.look_at, prepared.held_out, counts, progress, **order_options))
+        counts = token_counts(blocks.tokens, prepared.model.get_output_embeddings().weight.shape[0])
+        trainer.add_callback(Probes(trainer, milestones.look_at, held_out, counts, prepared.begin, progress))
     if show is not None and first_process():
         trainer.add_callback(Shown(show, clock, recipe.step_tokens, milestones, progress))
     if prepared.centre is not None:
