@@ -222,20 +222,36 @@ def test_dispersion_with_fewer_and_more_tokens():
     more = words_of([short - long for short, long in zip(apart(DISPERSED, f"{model} · 160M"), gaps)]).removeprefix("+")
     middle, *ends = interval([-slope for slope in per_doubling(DISPERSED, model)])
     words = f"the lead grows by {more} from 160M, and with each doubling from 80M by {middle:.3f}"
-    assert f"{words} [{ends[0]:.3f}, {ends[1]:.3f}]." in RESULTS
+    words += f" [{ends[0]:.3f}, {ends[1]:.3f}]; from 80M to 160M it grows by"
+    five = [apart(DISPERSED, f"{model} · {tokens}", seeds=FIVE) for tokens in ("80M", "160M")]
+    middle, *ends = interval([short - long for short, long in zip(*five)])
+    assert f"{words} {middle:.3f} [{ends[0]:.3f}, {ends[1]:.3f}] over five." in RESULTS
 
     steady, unsteady = (peaks(f"{arm} · {model} · 320M", 128e6) for arm in (DISPERSED, PLAIN))
     assert max(steady) < 1 < min(unsteady)
-    assert "the three of cross-entropy reach {:.1f}, {:.1f} and {:.1f}.".format(*unsteady) in RESULTS
+    words = "({:.2f}, {:.2f} and {:.2f}), while the three of cross-entropy reach {:.1f}, {:.1f} and {:.1f}."
+    assert words.format(*steady, *unsteady) in RESULTS
     norms = [h.grad_norm for arm in both(DISPERSED, f"{model} · 320M") for run in arm.values() for h in run.history
              if 66e6 < h.tokens < 150e6]  # fmt: skip
     assert max(norms) < 0.5  # "while all runs are steady"
     way = course(DISPERSED, f"{model} · 320M")
     level = [signed(x, 3) for x in over(way, 64, 150)]
-    assert "from 64M to 150M the difference is {}, {} and {} in the three seeds.".format(*level) in RESULTS
-    assert "dispersion leads by {:.3f} after {:.0f}M and".format(*lead(way)) in RESULTS
+    assert "level in training loss: the difference is {}, {} and {} in the three seeds.".format(*level) in RESULTS
+    assert "Dispersion is ahead by up to {:.3f}, after {:.0f}M, and".format(*lead(way)) in RESULTS
+    when, before = [], []
+    for i, run in enumerate(both(DISPERSED, f"{model} · 320M")[0].values()):
+        later = [h for h in run.history if h.tokens > 128e6]
+        first = next(j for j, h in enumerate(later) if h.grad_norm > 1)
+        when.append(later[first].tokens / 1e6)
+        before.append(-way[later[first - 1].step * 32768 / 1e6][i])
+        if i == 0:  # "steady again from 251M on, and ends the furthest behind"
+            calm = [h.tokens / 1e6 for h in later if h.grad_norm > 1][-1]
+            assert next(round(h.tokens / 1e6) for h in later if h.tokens / 1e6 > calm) == 251
+    words = "exceeds 1 after {:.0f}M, {:.0f}M and {:.0f}M; at the log before, dispersion is ahead by".format(*when)
+    assert "{} {:.3f}, {:.3f} and {:.3f}.".format(words, *before) in RESULTS
+    assert min(gaps) == gaps[0]
     assert f"and by {-over(way, 280, 321).mean():.3f} over the last 40M." in RESULTS
-    assert "until 150M and then ahead, by 0.12 at most and 0.07 at the end." in RESULTS
+    assert "from 50M to 150M and then ahead, by 0.12 at most and 0.07 at the end." in RESULTS
     shots = [[run.snapshots[-1] for run in KEPT[f"{arm} · {model} · 320M"].values()] for arm in (PLAIN, DISPERSED)]
     ends = [np.mean([of(shot) for shot in some])
             for of in (lambda shot: shot.blocks, lambda shot: shot.mean_cosine[-1]) for some in shots]  # fmt: skip

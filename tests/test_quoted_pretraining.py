@@ -93,11 +93,11 @@ def test_the_smallest_budget_is_told_too():
     for loss, model in shown:
         assert f"| 40M: {told(loss, model, 4e7)}; 80M, own rates: " in RESULTS
     ends = told(DISPERSED, "gpt2", 4e7), told(DISPERSED, "gpt2 at 0.005", 32e7)
-    assert "; at one rate: 40M {}; 320M {} |".format(*ends) in README
+    assert "; at one rate: 40M {}; 320M {}, three seeds, not significant after correction |".format(*ends) in README
 
 
 def test_what_the_demo_says_of_longer_trainings():
-    longer = [row for row in ROWS.values() if row["tokens"] >= 8e7 and row["seeds"] > 2]
+    longer = [row for row in ROWS.values() if row["tokens"] >= 8e7 and row["p_holm"] < 0.05]
     gain = -min(row["difference"] for row in longer if row["model"].startswith("gpt2"))
     harm = max(row["difference"] for row in longer if row["model"] == "llama")
     demo = " ".join((ROOT / "examples/demo.py").read_text(encoding="utf-8").replace('"', " ").split())
@@ -123,7 +123,7 @@ def test_verdict_and_advice():
     short, middle = told(DECORRELATED, "gpt2", 4e7), told(DECORRELATED, "gpt2 at 0.005", 16e7)
     assert f"| **do not count on it**: not significant | 40M: {short}; 160M: {middle}, own rates: " in RESULTS
     gained, unsteady = (told(DISPERSED, "gpt2 at 0.005", tokens) for tokens in (16e7, 32e7))
-    assert f"320M, one rate, at which cross-entropy is unsteady: {unsteady} |" in RESULTS
+    assert f"320M, one rate, at which cross-entropy is unsteady: {unsteady}, three seeds |" in RESULTS
     lead = re.findall(r"[\d.]+", unsteady)
     assert "it is ahead by more,** {0} [{2}, {1}] over three seeds, which is".format(*lead) in RESULTS
     assert ROWS[DISPERSED, "gpt2 at 0.005", 32e7]["p_holm"] > 0.05
@@ -178,12 +178,17 @@ def test_tables_of_tasks_and_rounding():
              for cell, row in ROWS.items() if row["int8_cross_entropy"] is not None}  # fmt: skip
     most = [eight.pop((loss, "gpt2 at 0.005", tokens))[1] for loss, tokens in ((DECORRELATED, 16e7), (DISPERSED, 32e7))]
     assert max(cost for both in eight.values() for cost in both) < 0.00025  # "0.0002 nats or less on average"
-    words = "but {:.4f} with decorrelation and {:.4f} with dispersion in the GPT2 at 0.005, with 160M and 320M."
-    assert words.format(*most) in RESULTS
+    worst = max(quantisation("int8")(run) for run in KEPT[f"{DISPERSED} · gpt2 at 0.005 · 320M"].values())
+    words = "but {:.4f} with decorrelation and {:.4f} with dispersion ({:.4f} in the same seed) in the GPT2 at 0.005,"
+    assert words.format(*most, worst) in RESULTS
     schemes = ("int4_difference", "int8-int8_difference")
-    behind = [row for row in ROWS.values() if row["difference"] > 0.003]
-    back = [-row[of] / row["difference"] for row in behind for of in schemes if row[of]]
-    assert 0.4 < max(back) < 0.5  # "gives back less than half of that, by estimate"
+    behind = {cell: row for cell, row in ROWS.items() if row["difference"] > 0}
+    back = {(cell, of): -row[of] / row["difference"] for cell, row in behind.items() for of in schemes if row[of]}
+    *halves, most = sorted(back, key=back.__getitem__)
+    assert 0.4 < max(back[one] for one in halves) < 0.5  # "less than half of that, by estimate, with one exception"
+    assert most == ((DISPERSED, "gpt2 at 0.005", 8e7), "int8-int8_difference")
+    assert 1 < back[most] < 1.1
+    assert f"is behind by {behind[most[0]]['difference']:.3f} nats, and gets as much back" in RESULTS
     first = [KEPT[f"{arm} · gpt2 · 40M"].values() for arm in (PLAIN, UNIFORM)]
     assert [sum(run.held_out_quantised is not None for run in arm) for arm in first] == [2, 2]  # "two of its five"
     shares = [ROWS[DISPERSED, "llama", x * 1e7] for x in (4, 8, 16, 32)]
@@ -214,7 +219,7 @@ def test_tables_of_tasks_and_rounding():
         if tokens == "80M":
             assert all(dispersed[seed] < plain[seed] for seed in plain)
             words = f"{np.mean(list(dispersed.values())):.4f} nats instead of {np.mean(list(plain.values())):.4f}."
-            assert f"in every seed, at the same held-out loss: {words}" in RESULTS
+            assert f"with dispersion in every seed, on average {words}" in RESULTS
         else:
             ends = [*dispersed.values(), *plain.values()]
             words = "activations {:.3f}, {:.3f} and {:.3f} nats where cross-entropy loses {:.3f}, {:.3f} and {:.3f}."
