@@ -207,7 +207,7 @@ def test_scores_that_are_no_shares_need_a_name_that_says_which_way_is_better(tmp
     with pytest.raises(ValueError, match=r"a.csv' must name the metric of scores .* 'items' go from 2 to 2.5: give"):
         dc.significance(base, better)
     means = [sum(start + n % size / 8 for n in range(20)) / 20 for start, size in ((2, 5), (1.75, 7))]
-    for metric, sign in ("loss", -1), ("val_NLL", -1), ("score", 1), ("lossless", 1):
+    for metric, sign in ("loss", -1), ("val_NLL", -1), ("score", 1), ("lossless", 1), ("neg_log_loss", 1):
         found = dc.significance(base, better, metric=metric, bootstrap=0)
         assert found.macro.difference == pytest.approx(sign * (means[1] - means[0]))
         unit = f"items: the scores go from 1.75 to 2.5, not from 0 to 1: a point is 0.01 of {metric}"

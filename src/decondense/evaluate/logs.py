@@ -20,7 +20,8 @@ from .items import TEXT, EvaluatedRun, log_shares
 
 LOWER = {"perplexity", "ppl", "word_perplexity", "byte_perplexity", "bits_per_byte", "loss", "nll", "mse", "mae"}
 LOWER |= {"rmse", "brier", "brier_score", "ece", "ter", "wer", "cer", "edit_distance", "toxicity", "cross_entropy"}
-"""Metrics that are better when lower, also with something in front (val_loss), for logs that do not say so."""
+"""Metrics that are better when lower, also with something in front (val_loss), for logs that do not say so. With neg in
+front, as scikit-learn writes neg_log_loss, the sign is turned already."""
 USUAL = ("acc", "exact_match", "accuracy", "em", "score")
 """Where no metric is named, the first of these that a task has is compared, or else the task's first."""
 
@@ -121,7 +122,9 @@ def hashed(*files: Path) -> str:
 
 
 def lower_is_better(metric: str) -> bool:
-    return re.search(rf"(^|[\W_])({'|'.join(LOWER)})$", metric.lower()) is not None
+    name = metric.lower()
+    turned = re.match(r"neg(ative)?[\W_]", name) is not None
+    return not turned and re.search(rf"(^|[\W_])({'|'.join(LOWER)})$", name) is not None
 
 
 def beyond_shares(scores: np.ndarray) -> str:
