@@ -206,6 +206,10 @@ def test_scores_that_are_no_shares_need_a_name_that_says_which_way_is_better(tmp
     better = table(tmp_path / "b.csv", [(n, 1.75 + n % 7 / 8) for n in range(20)])
     with pytest.raises(ValueError, match=r"a.csv' must name the metric of scores .* 'items' go from 2 to 2.5: give"):
         dc.significance(base, better)
+    for ending in ("csv", "jsonl"):
+        unnamed = table(tmp_path / f"unnamed.{ending}", [(n, 2 + n % 5 / 8) for n in range(20)], metric=None)
+        with pytest.raises(ValueError, match=r"unnamed.* must name the metric of scores"):
+            dc.significance(unnamed, better)
     means = [sum(start + n % size / 8 for n in range(20)) / 20 for start, size in ((2, 5), (1.75, 7))]
     for metric, sign in ("loss", -1), ("val_NLL", -1), ("score", 1), ("lossless", 1), ("neg_log_loss", 1):
         found = dc.significance(base, better, metric=metric, bootstrap=0)

@@ -231,6 +231,8 @@ def _tables(path: Path, wanted: Wanted) -> list[Log]:
             "item says which question a row answers, in the same word in all runs."
         )
     size = len(table["item"])
+    if not any(table.get("metric", ())):  # a column without a single name says nothing
+        table.pop("metric", None)
     if wanted.metrics and "metric" not in table:
         table["metric"] = [wanted.metrics[0]] * size  # the scores are what the user says that they are
     cluster = wanted.cluster or ("cluster" if "cluster" in table else None)
