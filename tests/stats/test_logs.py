@@ -200,6 +200,20 @@ def test_the_sign_of_a_metric_that_is_better_when_lower_is_turned(tmp_path):
     assert any("wer is better when lower, so its sign is turned" in note for note in found.notes)
 
 
+@pytest.mark.parametrize(("metric", "lower"), [("exact_match", True), ("wer", False)])
+def test_what_lm_eval_says_of_a_metric_counts_more_than_its_name(tmp_path, metric, lower):
+    """The sign is turned once, also where a log is read in another process."""
+    given = one(LOGS / "lm-eval" / "base").tasks["sums"].score
+    shutil.copytree(LOGS / "lm-eval" / "base", tmp_path / "log")
+    for file in (tmp_path / "log").iterdir():
+        content = file.read_text().replace("exact_match", metric)
+        file.write_text(content.replace(f'"{metric}": true', f'"{metric}": {str(not lower).lower()}'))
+    found = one(tmp_path / "log").tasks["sums"]
+    assert (found.metric, found.lower) == (metric, lower)
+    for scores in (found, pickle.loads(pickle.dumps(found))):
+        np.testing.assert_array_equal(scores.score, -given if lower else given)
+
+
 def test_scores_that_are_no_shares_need_a_name_that_says_which_way_is_better(tmp_path):
     """Of losses, which are better when lower, the better run would be called the worse one."""
     base = table(tmp_path / "a.csv", [(n, 2 + n % 5 / 8) for n in range(20)])
