@@ -249,6 +249,7 @@ def test_dispersion_with_fewer_and_more_tokens():
             assert next(round(h.tokens / 1e6) for h in later if h.tokens / 1e6 > calm) == 251
     words = "exceeds 1 after {:.0f}M, {:.0f}M and {:.0f}M; at the log before, dispersion is ahead by".format(*when)
     assert "{} {:.3f}, {:.3f} and {:.3f}.".format(words, *before) in RESULTS
+    assert before[2] < 0.01 < 0.06 < min(before[:2])  # "In two seeds … in the third, seed 13, the lead came after"
     assert min(gaps) == gaps[0]
     assert f"and by {-over(way, 280, 321).mean():.3f} over the last 40M." in RESULTS
     assert "from 50M to 150M and then ahead, by 0.12 at most and 0.07 at the end." in RESULTS
