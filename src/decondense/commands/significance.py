@@ -38,7 +38,9 @@ def significance(
     runs: Annotated[list[str], typer.Argument(help="BASE… -- TREATED…: folders of `evaluate`, other tools' logs")],
     paired: Annotated[bool, typer.Option("--paired", help="the i-th base and treated run share their seed")] = False,
     common: Annotated[bool, typer.Option("--common", help="compare the items that all runs have")] = False,
-    metric: Annotated[str | None, typer.Option(help="names, best first; default acc, exact_match, …")] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="names, best first, or what a table's scores are; default acc, exact_match, …")
+    ] = None,
     filter: Annotated[str | None, typer.Option(help="lm-eval's filter; default the first in the log")] = None,
     cluster: Annotated[str | None, typer.Option(help="field that groups items, such as a subject or passage")] = None,
     matters: Annotated[float | None, typer.Option(help="smallest difference that would matter, in points")] = None,
