@@ -94,6 +94,7 @@ def test_budget_in_tokens_is_made_of_whole_steps():
         ("data.lr=1e-3", "recipe: 'data.lr' is no key of a recipe: did you mean 'train.learning_rate'?"),
         ("lr=1e-3", "recipe: 'lr' is no key of a recipe: did you mean 'train.learning_rate'?"),
         ("train.epochs=3", "recipe: 'train.epochs' is no key of a recipe: did you mean 'data.tokens'?"),
+        ("loss.steps=3", "recipe: 'loss.steps' is no key of a recipe: did you mean 'ramp_steps'?"),
         ("train.batch_size=3", "recipe: 'train.batch_size' is no key of a recipe: did you mean 'batch_tokens'?"),
         ("loss={name: koleo, lambda: 1}", "recipe: 'loss.lambda' is no key of a recipe: did you mean 'weight'?"),
         ("loss={name: koleo, tau: 1}", "recipe: 'loss.tau' is no key of a recipe: did you mean 'options.tau'?"),

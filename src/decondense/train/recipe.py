@@ -270,17 +270,20 @@ def _sentence(error: ValidationError, name: str) -> str:
 
 
 def _meant(key: str, section: Sequence[int | str], known: Iterable[str]) -> str | None:
-    """What an unknown key of a section may stand for: an option of a loss, what other trainers call so, a key of the
-    section that is near, or one of another section. For that the two names must be nearly equal, since most names
-    resemble some key of some section; not for a key that stands in no section."""
+    """What an unknown key of a section may stand for: an option of a loss, what other trainers call so in this section,
+    a key of the section that is near, or one of another section. For that the two names must be nearly equal, since
+    most names resemble some key of some section; not for a key that stands in no section."""
     from ..losses.registry import registered
 
     if section[:1] == ["loss"] and any(key in entry.options for entry in registered().values()):
         return f"options.{key}"
-    if key in ELSEWHERE:
-        return ELSEWHERE[key].removeprefix(".".join(map(str, section)) + ".")
+    elsewhere, inside = ELSEWHERE.get(key), "".join(f"{part}." for part in section)
+    if elsewhere is not None and elsewhere.startswith(inside):
+        return elsewhere.removeprefix(inside)
     if close := near(key, known):
         return close[0]
+    if elsewhere is not None:
+        return elsewhere
     keys = {name: f"{part}.{name}" for part, inner in _keys(Recipe).items() for name in _keys(inner)}
     close = difflib.get_close_matches(key, keys, 1, 0.8) if section else near(key, keys)
     return keys[close[0]] if close else None

@@ -32,7 +32,7 @@ from ..weights_cache import cache_dir
 from ..words import Tell, nobody
 from .blocks import Blocks
 
-VERSION = 3  # of the files' content
+VERSION = 4  # of the files' content
 PIECE = 1 << 20  # characters; a longer document is tokenised in pieces of whole lines, or it would fill the memory
 BATCH = 4 << 20  # characters of documents tokenised in one call, so that all cores have something to do
 HEADING = re.compile(r" = [^=\s].* = \s*")
