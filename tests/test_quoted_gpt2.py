@@ -43,31 +43,7 @@ def early_outliers(arm: str) -> list[float]:
 
 def test_the_gpt2_with_160m():
     place, losses = "gpt2 at 0.005 · 160M", (DECORRELATED, UNIFORM, DISPERSED)
-    rows = {r["loss"]: r for r in table("pretrain") if (r["model"], r["tokens"]) == ("gpt2 at 0.005", 16e7)}
-    told = {
-        loss: "{} [{}, {}]".format(*(signed(row[x], 3) for x in ("difference", "low", "high")))
-        for loss, row in rows.items()
-    }
     gaps = {loss: apart(loss, place, seeds=FIVE) for loss in losses}
-    ahead = {loss: f"ahead by {-max(x for x in gap if x < 0):.3f} to {-min(gap):.3f}" for loss, gap in gaps.items()}
-    p = {loss: f"p = {row['p_holm']:.3f}" for loss, row in rows.items()}
-    words = (
-        f"{ahead[DISPERSED]} in the five seeds, and in every text: {told[DISPERSED]}, {p[DISPERSED]} after correction."
-    )
-    assert f"{words} At the corrected level that is {corrected(f'{DISPERSED} · {place}', 4)}, so by the rule" in RESULTS
-    words = f"Cross-entropy alone needs some {cost(DISPERSED, 160, 'gpt2 at 0.005'):.0f}M tokens to reach the same loss"
-    words += " (its runs with 320M, on"
-    assert f"{words} which this rests, are three seeds, all unsteady)." in RESULTS
-    words = f"{ahead[DECORRELATED]}, and in every text: {told[DECORRELATED]}, {p[DECORRELATED]}; at the corrected level"
-    assert f"{words} {corrected(f'{DECORRELATED} · {place}')}, so open." in RESULTS
-    words = f"{ahead[UNIFORM]} in four seeds and behind by {max(gaps[UNIFORM]):.3f} in one; at the corrected level"
-    assert f"{words} {corrected(f'{UNIFORM} · {place}')}, so open." in RESULTS
-    assert sum(gap > 0 for gap in gaps[UNIFORM]) == 1
-    for loss in losses:  # open by the rule: neither below −0.005 nor above it
-        assert CELLS[f"{loss} · {place}"]["low"] < -0.005 < CELLS[f"{loss} · {place}"]["high"]
-    for loss in (DECORRELATED, DISPERSED):
-        base, treated = both(loss, place, seeds=FIVE)
-        assert all((new - old).mean() < 0 for s in FIVE for old, new in by_texts([base[s]], [treated[s]]))
     shorter = apart(DISPERSED, "gpt2 · 40M")
     assert min(shorter) > 0  # "with 40M at 0.003 it is behind in every seed"
 
@@ -140,19 +116,8 @@ def test_the_gpt2_with_160m():
 
 def test_the_gpt2_with_more_tokens():
     model = "gpt2 at 0.005"
-    for seed, run in KEPT[f"{UNIFORM} · {model} · 80M"].items():  # "in each of five seeds and each text"
-        pairs = by_texts([KEPT[f"{PLAIN} · {model} · 80M"][seed]], [run])
-        assert all((uniform - plain).mean() < 0 for plain, uniform in pairs)
-    assert len(KEPT[f"{UNIFORM} · {model} · 80M"]) == 5
-    first, second, third = apart(UNIFORM, f"{model} · 320M")
-    words = "behind by {:.3f} and {:.3f} in two seeds and ahead by {:.3f} in one, each time in every text; at the"
-    assert words.format(first, second, -third) in RESULTS
-    assert f"in every text; at the corrected level {corrected(f'{UNIFORM} · {model} · 320M')}." in RESULTS
-    base, treated = both(UNIFORM, f"{model} · 320M")
-    for seed, run in treated.items():
-        assert len({(loss - plain).mean() > 0 for plain, loss in by_texts([base[seed]], [run])}) == 1
     slopes = words_of(per_doubling(UNIFORM, model)).removeprefix("+")
-    assert f"from 80M to 320M, the difference rises by {slopes}." in RESULTS
+    assert f"With each doubling, from 80M to 320M, the difference rises by {slopes}." in RESULTS
     gaps = course(UNIFORM, f"{model} · 320M")
     means = {at: float(np.mean(seeds)) for at, seeds in gaps.items()}
     signs = [(round(at), gap > 0) for at, gap in means.items()]
@@ -198,38 +163,45 @@ def test_the_gpt2_with_more_tokens():
     assert f"in every seed, by {rare.min():.3f} to {rare.max():.3f} nats." in RESULTS
 
 
+def test_the_table_of_the_gpt2():
+    model, mixed = "gpt2 at 0.005", []
+    rows = {(r["tokens"], r["loss"]): r for r in table("pretrain") if r["model"] == model}
+    assert len(rows) == 7
+    for (tokens, loss), row in rows.items():
+        arm = f"{loss} · {model} · {tokens / 1e6:.0f}M"
+        gaps = apart(loss, arm.partition(" · ")[2], seeds=tuple(KEPT[arm]))
+        ends = f"{signed(min(gaps), 3)} to {signed(max(gaps), 3)}"
+        told = "{} [{}, {}]".format(*(signed(row[x], 3) for x in ("difference", "low", "high")))
+        level = corrected(arm, 4 if abs(CELLS[arm]["high"]) < 0.001 else 3)
+        ahead = f"{sum(gap < 0 for gap in gaps)} of {len(gaps)}"
+        line = f"| {tokens / 1e6:.0f}M | {loss.split()[0]} | {ahead} | {ends} | {told} | {level} |"
+        assert line in RESULTS
+        assert CELLS[arm]["low"] < -0.005 < CELLS[arm]["high"]  # "by the rule all seven are open"
+        base, treated = both(loss, arm.partition(" · ")[2], seeds=tuple(KEPT[arm]))
+        for seed, run in treated.items():
+            if len({(changed - plain).mean() > 0 for plain, changed in by_texts([base[seed]], [run])}) > 1:
+                mixed.append((loss, tokens))
+    # "but for two of dispersion with 80M and one of uniformity with 160M"
+    assert sorted(mixed) == [(DISPERSED, 8e7), (DISPERSED, 8e7), (UNIFORM, 16e7)]
+    words = (
+        f"needs some {cost(DISPERSED, 160, model):.0f}M tokens to reach what 160M reach with dispersion (its runs with"
+    )
+    assert f"{words} 320M, on which this rests, are three seeds, all unsteady)." in RESULTS
+
+
 def test_dispersion_with_fewer_and_more_tokens():
     model = "gpt2 at 0.005"
-    rows = {r["tokens"]: r for r in table("pretrain") if (r["loss"], r["model"]) == (DISPERSED, model)}
-    told = {
-        tokens: "{} [{}, {}]".format(*(signed(row[x], 3) for x in ("difference", "low", "high")))
-        for tokens, row in rows.items()
-    }
-    *ahead, fourth, fifth = apart(DISPERSED, f"{model} · 80M", seeds=FIVE)
-    assert max(ahead) < 0 < fourth
-    words = f"ahead by {-max(ahead):.3f} to {-min(ahead):.3f} in three seeds, behind by {fourth:.3f} and {fifth:.3f} in"
-    assert f"{words} two: {told[8e7]}; at the corrected level {corrected(f'{DISPERSED} · {model} · 80M')}," in RESULTS
-    gaps = apart(DISPERSED, f"{model} · 320M")
-    words = f"ahead by {-max(gaps):.3f} to {-min(gaps):.3f} in the three seeds, and in every text: {told[32e7]}, p ="
-    words += f" {rows[32e7]['p_holm']:.3f} after correction; at the corrected level"
-    assert f"{words} {corrected(f'{DISPERSED} · {model} · 320M')}, so open," in RESULTS
-    base, treated = both(DISPERSED, f"{model} · 320M")
-    for seed, run in treated.items():
-        assert all((changed - plain).mean() < 0 for plain, changed in by_texts([base[seed]], [run]))
-    for tokens in (8e7, 32e7):  # open: neither below −0.005 nor above it
-        cell = CELLS[f"{DISPERSED} · {model} · {tokens / 1e6:.0f}M"]
-        assert cell["low"] < -0.005 < cell["high"]
-    more = words_of([short - long for short, long in zip(apart(DISPERSED, f"{model} · 160M"), gaps)]).removeprefix("+")
-    middle, *ends = interval([-slope for slope in per_doubling(DISPERSED, model)])
-    words = f"the lead grows by {more} from 160M, and with each doubling from 80M by {middle:.3f}"
-    words += f" [{ends[0]:.3f}, {ends[1]:.3f}]; from 80M to 160M it grows by"
     five = [apart(DISPERSED, f"{model} · {tokens}", seeds=FIVE) for tokens in ("80M", "160M")]
     middle, *ends = interval([short - long for short, long in zip(*five)])
-    assert f"{words} {middle:.3f} [{ends[0]:.3f}, {ends[1]:.3f}] over five." in RESULTS
-
+    words = f"From 80M to 160M the lead grows by {middle:.3f} nats [{ends[0]:.3f}, {ends[1]:.3f}] over five seeds, from"
+    gaps = apart(DISPERSED, f"{model} · 320M")
+    middle, *ends = interval([short - long for short, long in zip(apart(DISPERSED, f"{model} · 160M"), gaps)])
+    words += f" 160M to 320M by {middle:.3f} [{signed(ends[0], 3)}, {signed(ends[1], 3)}] over three, and with each"
+    middle, *ends = interval([-slope for slope in per_doubling(DISPERSED, model)])
+    assert f"{words} doubling by {middle:.3f} [{ends[0]:.3f}, {ends[1]:.3f}] over these three." in RESULTS
     steady, unsteady = (peaks(f"{arm} · {model} · 320M", 128e6) for arm in (DISPERSED, PLAIN))
     assert max(steady) < 1 < min(unsteady)
-    words = "({:.2f}, {:.2f} and {:.2f}), while the three of cross-entropy reach {:.1f}, {:.1f} and {:.1f}."
+    words = "are steady ({:.2f}, {:.2f} and {:.2f}), and none of cross-entropy's is ({:.1f}, {:.1f} and {:.1f})."
     assert words.format(*steady, *unsteady) in RESULTS
     norms = [h.grad_norm for arm in both(DISPERSED, f"{model} · 320M") for run in arm.values() for h in run.history
              if 66e6 < h.tokens < 150e6]  # fmt: skip
