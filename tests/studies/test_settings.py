@@ -283,7 +283,7 @@ def test_errors_are_one_sentence_and_leave_nothing(refusal, tmp_path, monkeypatc
         ("size", "families.mine=org/model", "must be a section of lists of different names"),
         ("text", "sizes.trained first=4", "must be a section with windows, tokens or both for each model, got"),
         ("text", "sizes.trained first.windws=4", "must be a section with windows, tokens or both for each model"),
-        ("text", "sizes.trained first.windows=0", "write it like sizes.MODEL={windows: 20, tokens: 256}"),
+        ("text", "sizes.trained first.windows=0", 'write it like sizes."MODEL"={windows: 20, tokens: 256}'),
         ("text", "sizes.gpt2.windows=2", "models that the study measures, got gpt2: choose among trained first"),
         ("text", "texts=[pydoc 1/4, pydoc x]", "a text must be NAME or a part of one like 'pydoc 2/4', got 'pydoc x'"),
     ],
@@ -370,6 +370,30 @@ def test_arms_with_dots_in_their_names_can_be_changed(tmp_path):
     assert "symmetric" not in record.criterion
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "place", "value"),
+    [
+        ("dose", 'arms."λ 0.5"={loss: {name: dispersion, weight: 0.5}}', ("arms", "λ 0.5", "loss", "weight"), 0.5),
+        ("dose", 'arms."λ 0.5".loss.weight=0.5', ("arms", "λ 0.5", "loss", "weight"), 0.5),
+        ("text", 'sizes."org/model-1.7B"={windows: 20}', ("sizes", "org/model-1.7B", "windows"), 20),
+        ("size", 'families."Model 2.5"=[a, b]', ("families", "Model 2.5"), ["a", "b"]),
+        ("dose", '"base".data.context=64', ("base", "data", "context"), 64),
+    ],
+)
+def test_a_new_name_with_a_dot_is_in_quotes(name, change, place, value):
+    """Without them "λ 0.5" would be key "5" of the arm "λ 0"."""
+    settings = settings_of(studies.STUDIES[name], "gpu", [change])
+    for key in place:
+        settings = settings[key]
+    assert settings == value
+
+
+@pytest.mark.parametrize("change", ['arms.""={}', 'arms."a"b={}', 'arms."a={}'])
+def test_quotes_must_hold_a_whole_name(change):
+    with pytest.raises(ValueError, match=r"must be key=value|a name in quotes must end"):
+        settings_of(studies.STUDIES["dose"], "gpu", [change])
+
+
 ROUND_TRIPS = [
     ("dose", ["arms.λ +0.3.loss.weight=0.4"]),
     ("dose", ["arms.λ +0.3={loss: {name: dispersion, weight: 0.5}}"]),
@@ -379,6 +403,9 @@ ROUND_TRIPS = [
     ("width", ['arms={"a = b": {}, "a.b": {"c": 1}, "a": {"b": {"c": 2}}}']),
     ("size", ["families={}", "families={Qwen2.5: [a, b], Other: [c]}"]),
     ("size", ["families.SmolLM2=[a, b]"]),
+    ("dose", ['arms."λ 0.5"={loss: {name: dispersion, weight: 0.5}}']),
+    ("dose", ["arms.λ 0.snapshots.count=2", 'arms."λ 0.snapshots"={}', "arms.λ 0.train={clip: 2}"]),
+    ("width", ['arms.a={"b.c": 1}', 'arms."a.b.c"={}']),
 ]  # fmt: skip
 
 
@@ -397,6 +424,9 @@ def test_a_small_change_is_a_small_command():
     settings = settings_of(study, "gpu", ["arms.λ +0.3.loss.weight=0.4", "base.train.learning_rate=1e-5"])
     words = shlex.split(command_of("dose", "gpu", settings_of(study, "gpu"), settings))
     assert words[5:] == ["--set", "base.train.learning_rate=1e-05", "--set", "arms.λ +0.3.loss.weight=0.4"]
+    settings = settings_of(study, "gpu", ['arms."λ 0.5".loss.weight=0.5'])
+    words = shlex.split(command_of("dose", "gpu", settings_of(study, "gpu"), settings))
+    assert words[5:] == ["--set", 'arms."λ 0.5".loss.weight=0.5']
 
 
 # ---- the criterion says what was compared ----

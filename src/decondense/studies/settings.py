@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from importlib import resources
@@ -26,6 +27,7 @@ from ..words import nearest
 
 SCALES = ("smoke", "gpu", "paper")
 Settings = dict[str, Any]
+QUOTED = re.compile(r'"([^"]*)"(?=\.|$)')  # a key in a setting
 
 
 def joined(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Settings:
@@ -75,19 +77,24 @@ def put_change(settings: Settings, change: str, where: str) -> None:
         raise ValueError(f"a setting must be key=value, e.g. base.data.tokens=5M, got {change!r}.")
     if path[0] not in settings:
         raise ValueError(f"{key.strip()!r} is no setting of {where}: {nearest(path[0], settings)}")
+    if any('"' in part for part in path):
+        raise ValueError(f"a name in quotes must end before a dot or the equals sign, got {change!r}.")
     put(settings, path, _value(value, change))
 
 
 def _path(settings: Settings, key: str) -> list[str]:
-    """The keys in "a.b.c". Names of arms may have dots, so the longest key that is there is taken first."""
+    """The keys in "a.b.c". Names may have dots, so the longest key that is there is taken first; one that is not there
+    yet is in quotes."""
     parts: list[str] = []
     section: Any = settings
     rest: str | None = key
     while rest is not None:
         matches = [k for k in section if rest == k or rest.startswith(f"{k}.")] if isinstance(section, dict) else []
-        part = max(matches, key=len, default=rest.partition(".")[0])
+        written = part = max(matches, key=len, default=rest.partition(".")[0])
+        if quoted := QUOTED.match(rest):
+            written, part = quoted[0], quoted[1]
         parts.append(part)
-        rest = rest[len(part) + 1 :] if len(rest) > len(part) else None
+        rest = rest[len(written) + 1 :] if len(rest) > len(written) else None
         section = section.get(part) if isinstance(section, dict) else None
     return parts
 
@@ -154,13 +161,13 @@ _NAMES = Form("a list of different names", Names)
 FORMS = {  # settings of which the default's kind does not say enough
     "seeds": Form("a list of different whole numbers from 0 on", _list(Number), "write it like [1, 2, 3]"),
     "arms": Form("a section with a section for each arm", dict[str, Settings], "write it like arms.NAME={}"),
-    "families": Form(_LISTS, dict[str, Names], "write it like families.NAME=[org/small, org/large]"),
+    "families": Form(_LISTS, dict[str, Names], 'write it like families."NAME"=[org/small, org/large]'),
     "sizes": Form(
         "a section with windows, tokens or both for each model",
         dict[str, dict[Literal["windows", "tokens"], Whole]],
-        "write it like sizes.MODEL={windows: 20, tokens: 256}",
+        'write it like sizes."MODEL"={windows: 20, tokens: 256}',
     ),
-    "checkpoints": Form(_LISTS, dict[str, Names], "write it like checkpoints.MODEL=[step0, main]"),
+    "checkpoints": Form(_LISTS, dict[str, Names], 'write it like checkpoints."MODEL"=[step0, main]'),
     "pairs": Form(
         "a list of different pairs of names",
         _list(conlist(Name, min_length=2, max_length=2)),
@@ -215,18 +222,19 @@ def command_of(study: str, scale: str, default: Settings, settings: Settings) ->
 
 def _changes(before: Settings, now: Settings, path: str = "") -> Settings | None:
     """Key → value for `--set`, as small as can be. None where the section must be given whole, since --set can neither
-    remove a key nor add one that has a dot or an equals sign in it."""
+    remove a key nor add one that has a quote or an equals sign in it."""
     if before.keys() - now.keys():
         return None
     changes: Settings = {}
     for key, value in now.items():
         if key in before and before[key] == value:
             continue
-        if not key or "=" in key or key != key.strip() or ("." in key and key not in before):
+        if not key or "=" in key or '"' in key or key != key.strip():
             return None
+        hidden = any(other.startswith(f"{key}.") for other in now)  # a longer name would be taken first
+        place = f'{path}"{key}"' if hidden or ("." in key and key not in before) else f"{path}{key}"
         inner = None
         if isinstance(value, dict) and value and isinstance(before.get(key, {}), (dict, type(None))):
-            hidden = any(other.startswith(f"{key}.") for other in before)  # a longer name would be taken first
-            inner = None if hidden else _changes(before.get(key) or {}, value, f"{path}{key}.")
-        changes |= {f"{path}{key}": value} if inner is None else inner
+            inner = _changes(before.get(key) or {}, value, f"{place}.")
+        changes |= {place: value} if inner is None else inner
     return changes
