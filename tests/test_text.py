@@ -206,7 +206,7 @@ def test_bad_files(tmp_path, name, content, message):
         ("wikitext2", ValueError, "did you mean 'wikitext-2'"),
         ("wikitext-2:vaild", ValueError, "'wikitext-2' has no split 'vaild': did you mean 'valid'"),
         (["a", 3], ValueError, "every row of the list must be a string or have .*got int"),
-        ([{"body": "a"}], ValueError, "got the columns body: name the column"),
+        ([{"body": "a"}], ValueError, "got the columns body: name the column .* for train and evaluate call it 'text'"),
         ({"train": ["a"], "test": ["b"]}, TypeError, "got dict of train, test: pass one of them"),
         (3, TypeError, "got int"),
         ([], ValueError, "must hold some words"),

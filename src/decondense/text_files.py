@@ -19,6 +19,7 @@ from typing import Any
 from .words import nearest
 
 FIELDS = ("text", "content", "context", "long_answer")
+NAMING = "(--column, column=; for train and evaluate call it 'text')"
 TABLES = {".csv": ",", ".tsv": "\t"}
 PLAIN = {"", ".txt", ".raw", ".md", ".tokens"}
 READABLE = {*PLAIN, ".jsonl", ".json", ".parquet", *TABLES}
@@ -123,13 +124,13 @@ def row_documents(rows: Iterable[Any], column: str | None, *, where: str) -> Ite
             if not _is_document(document):
                 raise ValueError(
                     f"column {fields[0]!r} of {where} must hold strings, got {type(document).__name__}: name another "
-                    f"(--column, column=) of {', '.join(map(str, row))}."
+                    f"{NAMING} of {', '.join(map(str, row))}."
                 )
         else:
             has = f"the columns {', '.join(map(str, row))}" if isinstance(row, dict) else type(row).__name__
             raise ValueError(
                 f"every row of {where} must be a string or have one of the fields {', '.join(FIELDS)}, got {has}: name "
-                "the column that holds the text (--column, column=)."
+                f"the column that holds the text {NAMING}."
             )
         yield document if isinstance(document, str) else None
 
