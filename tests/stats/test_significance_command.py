@@ -55,6 +55,15 @@ def test_a_column_that_is_not_shown_is_not_explained(six, tmp_path, capsys):
     assert "S/N" not in said
 
 
+def test_the_spread_of_seeds_is_said_to_leave_out_that_of_items(make_run, tmp_path):
+    """With items that seeds answer at random the averages differ, and seeds as such do not."""
+    rng = np.random.default_rng(3)
+    arms = [[make_run(f"{arm}{s}", {"t": (rng.random(40) < 0.5) * 1.0}) for s in range(3)] for arm in "bt"]
+    done = cli("significance", *arms[0], "--", *arms[1], "--out", tmp_path / "o", "--bootstrap", 0)
+    assert "; beyond what items explain a seed's average spreads by 0.00 " in " ".join(done.stdout.split())
+    assert len(set(read(tmp_path / "o").macro.base_seeds)) > 1
+
+
 def test_the_average_by_signal_to_noise_stands_beside_the_plain_one(tmp_path):
     rng = np.random.default_rng(0)
     for arm, gain in (("base", 0.0), ("treated", 0.1)):

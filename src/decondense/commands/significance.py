@@ -109,7 +109,8 @@ def _show(record: Significance) -> None:
             spread = "difference of a pair of seeds" if record.paired else "seed's average"
             out.print(
                 f"standard error of the average: {points(macro['seed_se'])} points from seeds, "
-                f"{points(macro['item_se'])} from items; a {spread} spreads by {points(macro['seed_sd'])}"
+                f"{points(macro['item_se'])} from items; beyond what items explain a {spread} spreads by "
+                f"{points(macro['seed_sd'])}"
             )
         if "bootstrap" in macro:
             low, high = (points(macro["bootstrap"][key], sign=True) for key in ("low", "high"))
