@@ -52,6 +52,29 @@ def test_one_file_is_enough(toy):
         losses.get("toy", scale=-1.0)
 
 
+@pytest.mark.parametrize(
+    ("body", "got"),
+    [
+        ("z.square().mean()", r"\(\)"),
+        ("z.square().mean(-1)", r"\(4, 5\)"),
+        ("z.square().mean((1, 2))[:, None]", r"\(4, 1\)"),
+        ("None", "NoneType"),
+    ],
+)
+def test_what_is_no_value_of_each_sequence_is_refused(toy, body, got):
+    """With as many layers as sequences a mean would pass for the values of every layer."""
+
+    @losses.register("another", source="rival", reference="Nobody")
+    def other(z, mask=None):
+        return eval(body)
+
+    z = torch.randn(4, 5, 3)
+    with pytest.raises(ValueError, match=rf"^loss 'other' must return .* of each sequence, \(batch,\), got {got} of "):
+        other(z)
+    with pytest.raises(ValueError, match="must return a value of each sequence"):
+        losses.registered()["other"].over_layers([z] * 4, [torch.ones(4, 5)] * 4)
+
+
 def test_a_name_is_taken_once(toy):
     def dispersion(z, mask=None): ...
 

@@ -174,6 +174,8 @@ class Entry:
         masks = [geometry.check_states(z, mask) for z, mask in zip(states, masks)]
         layers = [sample(*layer, max_tokens, shared=shared_sample, generator=generator) for layer in zip(states, masks)]
         parts = [self.written(z, mask, **options) for z, mask in layers]
+        for part, (z, _) in zip(parts, layers):
+            self._check(part, z)
         parts = [p.applied(*layer, mean) if isinstance(p, OfRoutine) else p for p, layer in zip(parts, layers)]
         of_moments = [(part, part.moments(*layer)) for part, layer in zip(parts, layers) if isinstance(part, OfMoments)]
         cosines = None
@@ -192,6 +194,16 @@ class Entry:
                     enough.append(mask.sum(1) >= 2 if mask is not None else values.new_ones(len(z), dtype=torch.bool))
             values = torch.where(join(enough), values, 0)
         return values, cosines
+
+    def _check(self, part: Any, z: Tensor) -> None:
+        """Refuse anything but a value of each sequence: others would broadcast over layers and sequences."""
+        if isinstance(part, OfMoments | OfRoutine) or (isinstance(part, Tensor) and part.shape == z.shape[:1]):
+            return
+        got = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
+        raise ValueError(
+            f"loss {self.name!r} must return a value of each sequence, (batch,), got {got} of states "
+            f"{tuple(z.shape)}: the mean over sequences is taken of what it returns."
+        )
 
     def beside(self, z: Tensor, **options: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         """For the graph of a block that reads z: z as the block must read it, then `over_layers` of z alone. Where
