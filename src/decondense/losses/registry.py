@@ -224,7 +224,10 @@ _entries: dict[str, Entry] = {}
 def register(
     about: str, *, source: str, reference: str, **rest: Any
 ) -> Callable[[Callable[P, Tensor | OfMoments | OfRoutine]], Callable[P, Tensor]]:
-    """Decorator that registers a function as a loss. Arguments as in `Entry`."""
+    """Decorator that registers a function of z (batch, tokens, width) and a mask as a loss. Arguments as in `Entry`.
+
+    The function returns a value of each sequence, (batch,). Its name is then one for `losses.get` and `regularize`.
+    """
     check_choice("source", source, tuple(SOURCES))
 
     def add(written: Callable[P, Tensor | OfMoments | OfRoutine]) -> Callable[P, Tensor]:
