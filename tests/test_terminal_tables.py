@@ -86,6 +86,15 @@ def test_a_number_that_a_state_has_not_is_a_dash():
         assert shown[:2] == ["–", f"{result.record.states[1].row()['mean_cosine_without_first']:.2f}"]
 
 
+def test_a_spectral_measurement_says_its_ranks():
+    result = dc.load(RESULTS / "smollm2-135m-wikitext2")
+    assert measure._ranks(result) == ""
+    for number, state in enumerate(result.record.states):
+        state.effective_rank = None if number == 3 else 90.0 - number if number < 7 else 80.0 + number
+    told = "effective rank: 90.0 at the embedding, 110.0 at state 30, lowest 84.0 at state 6; the rest of --spectral: "
+    assert measure._ranks(result) == f"{told}states.csv"
+
+
 def test_json_everywhere(tmp_path):
     """Of commands that need no model; tests/test_help.py sees that all have the option."""
     theory = RESULTS / "studies" / "theory"

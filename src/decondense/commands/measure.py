@@ -181,11 +181,27 @@ def show(result: Condensation, folder: Path) -> None:
         f"the whole depth; last: mean of the last {record.settings['last']} states",
         style="dim",
     )
+    if ranks := _ranks(result):
+        out.print(ranks, style="dim")
     out.print(result.verdict, style="bold")
     out.print("mean cosine: 1 where all tokens point the same way, 0 where they are unrelated", style="dim")
     for note in result.notes:
         out.print(f"note: {note}")
     out.print(f"written: {folder}/result.json, states.csv, heatmap.png")
+
+
+def _ranks(result: Condensation) -> str:
+    """Effective ranks in a line, if the measurement is spectral; else ""."""
+    from ..records import known
+
+    ranks = [known(state.row().get("effective_rank")) for state in result.record.states[: result.layers + 1]]
+    if all(map(math.isnan, ranks)):
+        return ""
+    least = min((rank, number) for number, rank in enumerate(ranks) if not math.isnan(rank))
+    return (
+        f"effective rank: {ranks[0]:.1f} at the embedding, {ranks[-1]:.1f} at state {result.layers}, lowest "
+        f"{least[0]:.1f} at state {least[1]}; the rest of --spectral: states.csv"
+    )
 
 
 def _state_table(result: Condensation) -> Any:
