@@ -126,6 +126,8 @@ def test_two_results_differ_by_an_interval_over_windows_in_pairs_where_they_are_
         f"the second minus the first: mean cosine of the blocks {value} [{low}, {high}], of the last states {value} ["
     )
     assert together.sentence.endswith("(95 % intervals over windows, the same in both and resampled in pairs)")
+    shown = compare([twelve, windows_of(twelve, shift, seed=0)])
+    assert repr(shown) == f"Comparison({', '.join(shown.labels)}; {shown.verdict})"
     assert apart.sentence.endswith("(95 % intervals over windows, not the same in both)")
 
 

@@ -34,6 +34,9 @@ class Comparison:
     axis: str
     paired: bool = False
 
+    def __repr__(self) -> str:
+        return f"Comparison({', '.join(self.labels)}; {self.verdict})"
+
     def rows(self) -> list[dict[str, Any]]:
         """One row per result: its model and text, and every trend statistic with its interval."""
         rows = []
