@@ -117,19 +117,18 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Freeze all objects that exist, again after every few full collections: Trainer collects garbage in every
-    training, and going through all that was imported, traced and cached takes longer than a small one."""
+    training, and going through all that was imported, traced and cached takes longer than a small one.
+
+    Set the number of threads before every test and its fixtures, whose sums depend on it: a script that a test ran may
+    have set more, which would wait for a core in later tests.
+    """
+    import torch
+
+    torch.set_num_threads(1 if os.environ.get("PYTEST_XDIST_WORKER") else 2)
     if gc.get_stats()[2]["collections"] >= item.config.stash.get(ASIDE, 0):
         gc.collect()
         gc.freeze()
         item.config.stash[ASIDE] = gc.get_stats()[2]["collections"] + 4
-
-
-@pytest.fixture(autouse=True)
-def _few_threads() -> None:
-    """Before every test, as a script that a test ran may have set more, which would wait for a core in later tests."""
-    import torch
-
-    torch.set_num_threads(1 if os.environ.get("PYTEST_XDIST_WORKER") else 2)
 
 
 @pytest.fixture(scope="session", autouse=True)
