@@ -10,6 +10,7 @@ says ``trust_remote_code=True``.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import platform
 import re
@@ -170,6 +171,36 @@ def load_tokenizer(source: Source, *, trust_remote_code: bool = False) -> Any:
             "it has no tokenizer: save one beside it with tokenizer.save_pretrained(folder); measure a model that "
             "reads no text with measure(model, inputs=…), or a model of images with --images FOLDER"
         ) from error
+
+
+def fingerprint(network: Any) -> str:
+    """Hash a few numbers of every parameter: a copy of the model has the same hash, another training seed or step has
+    not. Parameters whose numbers are elsewhere, as accelerate leaves those that it offloads, count by name and shape;
+    of those that are split over processes, what this process has: to ask the others they would have to wait for it."""
+    digest = hashlib.sha256()
+    for name, parameter in network.named_parameters():
+        digest.update(name.encode())
+        if parameter.is_meta:
+            digest.update(str(tuple(parameter.shape)).encode())
+            continue
+        own_part = parameter.detach().to_local() if hasattr(parameter, "to_local") else parameter.detach()
+        values = own_part.flatten()
+        digest.update(values[:: max(1, len(values) // 64)].float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def files_state(source: Source) -> str:
+    """Return what changes when the files of a model are replaced, without reading them: the commit of a hub id, else a
+    hash of the names, sizes, times of change and inodes; "" for what is not there yet."""
+    if source.kind == "hub":
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(source.location, "config.json", revision=source.revision)
+        return Path(found).parent.name if isinstance(found, str) else ""
+    endings = (".safetensors", ".json", ".model", ".txt", ".py")
+    files = sorted(path for path in Path(source.location).iterdir() if path.suffix in endings)
+    states = [(path.name, s.st_size, s.st_mtime_ns, s.st_ino) for path in files for s in [path.stat()]]
+    return hashlib.sha256(repr(states).encode()).hexdigest()[:16]
 
 
 def provenance(source: Source) -> dict[str, str]:

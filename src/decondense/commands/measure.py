@@ -79,13 +79,15 @@ def measure(
         callbacks = with_stages(move)
         callbacks["stage"]("opening the model")  # GGUF weights are converted here, once
         from ..meter.run import check
+        from ..models import files_state, resolve
 
         check(model, **options)
-        stored = _finished(target, config) if resume and not force else None
+        files = files_state(resolve(model, revision=revision))  # before they are read: they may be replaced meanwhile
+        stored = _finished(target, config, files) if resume and not force else None
         if (result := stored) is None:
             begun = resume and any(target.glob("partial-*.npz"))  # --resume alone does not replace a finished result
             with fresh_folder(target, "measurement", force=force or begun or _same(target, config)) as folder:
-                result = _measure_into(folder, config, options, resume=resume, callbacks=callbacks)
+                result = _measure_into(folder, config, options, files=files, resume=resume, callbacks=callbacks)
     if not first_process():
         return
     if stored is not None:
@@ -96,12 +98,14 @@ def measure(
         show(result, target)
 
 
-def _finished(folder: Path, config: dict[str, Any]) -> Condensation | None:
-    """The result in the folder where it is this measurement and complete, as far as names and settings tell: with
-    another folder of texts, or a text from stdin, they cannot."""
+def _finished(folder: Path, config: dict[str, Any], files: str) -> Condensation | None:
+    """The result in the folder where it is this measurement and complete: of these `files` of the model, and, as far as
+    names and settings tell, of this text. With another folder of texts, or a text from stdin, they cannot."""
     from ..meter import Condensation, load
 
     same_text = mapping_in(folder / "config.yaml").get("data") == config["data"] and config["text"] != "-"
+    if not files or mapping_in(folder / "run.json").get("model_files") != files:
+        return None
     if not same_text or any(folder.glob("partial-*.npz")) or not _same(folder, config):
         return None
     try:
@@ -121,8 +125,9 @@ def _same(folder: Path, config: dict[str, Any]) -> bool:
 
 
 def _measure_into(
-    folder: Path, config: dict[str, Any], options: dict[str, Any], *, resume: bool, callbacks: dict[str, Any]
-) -> Condensation:
+    folder: Path, config: dict[str, Any], options: dict[str, Any], *, files: str, resume: bool,
+    callbacks: dict[str, Any],
+) -> Condensation:  # fmt: skip
     from ..meter import Interrupted
     from ..meter import measure as run
 
@@ -136,13 +141,13 @@ def _measure_into(
         result = run(config["model"], **arguments, **callbacks)
     except Interrupted as stop:
         if stop.result is not None and first_process():
-            write_files(folder, config, stop.result, time.monotonic() - begun)
+            write_files(folder, config, stop.result, time.monotonic() - begun, files)
             done, asked = stop.result.record.windows_done, options["windows"]
             stop.add_note(f"interrupted after {done} of {asked} windows: {folder / 'result.json'} holds what there is.")
             stop.add_note("Repeat the command with --resume to complete it.")
         raise
     if first_process():
-        write_files(folder, config, result, time.monotonic() - begun)
+        write_files(folder, config, result, time.monotonic() - begun, files)
         for part in folder.glob("partial-*.npz"):
             part.unlink()
     return result
@@ -226,11 +231,11 @@ def _state_table(result: Condensation) -> Any:
     return table(columns, rows, left=("state", ""), drop=("", "std", "far", "near", "-1st", "95 %", "5 %"))
 
 
-def write_files(folder: Path, config: dict[str, Any], result: Condensation, seconds: float) -> None:
+def write_files(folder: Path, config: dict[str, Any], result: Condensation, seconds: float, files: str) -> None:
     """``result.json``, ``config.yaml``, ``run.json``, ``states.csv`` and the heatmap."""
     with writing(folder):
         result.save(folder / "result.json")
-        write_origin(folder, config, seconds)
+        write_origin(folder, config, seconds, model_files=files)
         write_csv(folder / "states.csv", [state.row() for state in result.record.states])
         result.plot(folder / "heatmap.png")
         if result.record.released_histogram is not None:

@@ -58,13 +58,14 @@ def writing(folder: Path) -> contextlib.AbstractContextManager[None]:
     return os_sentence(what, "choose another folder with --out")
 
 
-def write_origin(folder: Path, config: dict[str, Any], seconds: float) -> None:
-    """Write config.yaml, the command that made a result, and run.json, what may differ when it is made again."""
+def write_origin(folder: Path, config: dict[str, Any], seconds: float, **more: str) -> None:
+    """Write config.yaml, the command that made a result, and run.json, what may differ when it is made again: the
+    seconds, the hardware, and `more`."""
     from ..models import hardware, pick_device
 
     machine = hardware(pick_device(None if config["device"] == "auto" else config["device"]))
     write_text(folder / "config.yaml", to_yaml(config))
-    write_text(folder / "run.json", json.dumps({"seconds": round(seconds, 2), "hardware": machine}) + "\n")
+    write_text(folder / "run.json", json.dumps({"seconds": round(seconds, 2), "hardware": machine, **more}) + "\n")
 
 
 @contextlib.contextmanager

@@ -198,20 +198,9 @@ def _load(model: Any, revision: str | None, options: dict[str, Any]) -> tuple[An
         "parameters": sum(p.numel() for p in weights.parameters()),
         "dtype": str(weights.dtype).removeprefix("torch."),
         "device": weights.device.type,
-        "weights": _fingerprint(weights),
+        "weights": models.fingerprint(weights),
     }
     return weights.eval(), tokenizer, model_record
-
-
-def _fingerprint(weights: Any) -> str:
-    """Hash a few numbers of every parameter: a copy of the model has the same hash, another training seed has not."""
-    digest = hashlib.sha256()
-    for name, parameter in weights.named_parameters():
-        flat = parameter.detach().flatten()
-        step = max(1, flat.numel() // 64)
-        digest.update(name.encode())
-        digest.update(flat[::step].float().cpu().numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _training_run(folder: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from ..files import versions
 from ..geometry import counting, shape_or_type
 from ..hidden_states import reader_of
 from ..inputs import Named, arguments, batches_of, main_input
-from ..models import Source
+from ..models import Source, fingerprint
 from ..named_layers import ModuleReader
 from ..packing import Documents, unmasked_documents
 from ..stack import unwrap_peft
@@ -177,6 +177,7 @@ def identity(source: Source, network: nn.Module, reader: Any, *, init: bool, wid
         "width": width,
         "parameters": sum(p.numel() for p in network.parameters()),
         "dtype": str(next(network.parameters()).dtype).removeprefix("torch."),
+        "weights": fingerprint(network),
     }
 
 

@@ -30,6 +30,7 @@ class MeasuredModel(Part):
     width: int
     parameters: int
     dtype: str
+    weights: str | None = None  # a fingerprint, as in an evaluation; older files have none
 
 
 class MeasuredText(Part):

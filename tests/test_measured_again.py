@@ -1,0 +1,73 @@
+"""`measure` a second time into a folder that holds a result: of another checkpoint, or of another text."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from by_hand import cli as run
+from transformers import ByT5Tokenizer, GPT2Config, GPT2Model
+
+from decondense.meter import Interrupted, load, measure
+
+WORDS = " ".join(f"{n} people walked down to the harbour and {n * n} of them came back." for n in range(400))
+QUICK = {"windows": 4, "tokens": 32, "bootstrap": 50}
+OPTIONS = [str(word) for key, value in QUICK.items() for word in (f"--{key}", value)]
+
+
+def checkpoint(folder: Path, *, seed: int = 0, **changes) -> Path:
+    torch.manual_seed(seed)
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "vocab_size": 384}
+    GPT2Model(GPT2Config(**sizes | changes)).save_pretrained(folder)
+    ByT5Tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def text(tmp_path) -> Path:
+    (tmp_path / "a.txt").write_text(WORDS)
+    return tmp_path / "a.txt"
+
+
+pytestmark = pytest.mark.usefixtures("unpainted")
+
+
+def interrupted(model: Path, text: Path, folder: Path) -> None:
+    """Leave the windows of the first of two batches in the folder."""
+
+    def stop(done: int, total: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted):
+        measure(model, text=text, batch=2, partial=folder, progress=stop, **QUICK)
+    assert (folder / "partial-0.npz").exists()
+
+
+def test_windows_of_a_checkpoint_that_was_overwritten_are_not_mixed_with_those_of_the_new_one(text, tmp_path):
+    model, out = checkpoint(tmp_path / "m"), tmp_path / "o"
+    out.mkdir()
+    interrupted(model, text, out)
+    assert measure(model, text=text, partial=out, resume=True, **QUICK).complete
+    checkpoint(model, seed=1)
+    with pytest.raises(ValueError, match=r"belongs to another measurement \(model, its weights or tokenizer, text"):
+        measure(model, text=text, partial=out, resume=True, **QUICK)
+    checkpoint(model)
+    moved = shutil.copytree(model, tmp_path / "elsewhere" / "m")
+    assert measure(moved, text=text, partial=out, resume=True, **QUICK).complete
+
+
+def test_a_result_of_a_checkpoint_that_was_overwritten_is_not_taken_for_finished(text, tmp_path):
+    model, out = checkpoint(tmp_path / "m"), tmp_path / "o"
+    command = ("measure", model, "--text", text, *OPTIONS, "--out", out, "--resume")
+    assert run(*command)[0] == 0
+    assert "is finished" in run(*command)[2]
+    before = load(out)
+    checkpoint(model, seed=1)
+    code, _, stderr = run(*command)
+    assert (code, "finished" in stderr) == (0, False)
+    assert not np.allclose(load(out).mean_cosine, before.mean_cosine)
+    assert load(out).record.model.weights != before.record.model.weights
