@@ -179,11 +179,11 @@ def test_a_measurement_that_is_finished_is_not_resumed(model, tmp_path):
     assert run(*command, "--resume")[0] == 0  # nothing there yet: it is begun
     stamps = {path: path.stat().st_mtime_ns for path in out.iterdir()}
     said = f"this measurement is finished: {out / 'result.json'}; to make it again, leave out --resume.\n"
-    for device in "cpu", "auto":  # where it runs is no other measurement
-        assert run(*command, "--resume", "--device", device) == (0, "", said)
+    for elsewhere in ["--device", "cpu"], ["--device", "auto"], ["--data", tmp_path]:  # is no other measurement
+        assert run(*command, "--resume", *elsewhere) == (0, "", said)
     assert run(*command, "--resume", "--json") == (0, (out / "result.json").read_text(), said)
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == stamps
-    for again in ["--resume", "--force"], ["--resume", "--data", tmp_path], []:
+    for again in ["--resume", "--force"], []:
         assert "finished" not in run(*command, *again)[2]
     assert (out / "result.json").stat().st_mtime_ns > stamps[out / "result.json"]
     whole = (out / "result.json").read_text()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import shutil
 from pathlib import Path
 
@@ -71,3 +73,31 @@ def test_a_result_of_a_checkpoint_that_was_overwritten_is_not_taken_for_finished
     assert (code, "finished" in stderr) == (0, False)
     assert not np.allclose(load(out).mean_cosine, before.mean_cosine)
     assert load(out).record.model.weights != before.record.model.weights
+
+
+@pytest.mark.parametrize("how", ["folder", "stdin", "file"])
+def test_a_result_of_another_text_is_not_replaced_in_silence(how, tmp_path, monkeypatch):
+    """Of the same name: another folder of texts, another stdin, a file that was overwritten. The same text is the same
+    measurement wherever it lies."""
+    model, out = checkpoint(tmp_path / "m"), tmp_path / "o"
+
+    def again(words: str, *more: str) -> tuple[int, str, str]:
+        folder = tmp_path / f"data{len(words) * (how == 'folder')}"
+        folder.mkdir(exist_ok=True)
+        (folder / "imdb.jsonl").write_text(json.dumps({"text": words}) + "\n")
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(words.encode())))
+        named = {"folder": ["imdb", "--data", folder], "stdin": ["-"], "file": [folder / "imdb.jsonl"]}[how]
+        return run("measure", model, "--text", *named, *OPTIONS, "--out", out, *more)
+
+    assert again(WORDS)[0] == 0
+    before = (out / "result.json").read_bytes()
+    for resume in ([], ["--resume"]):
+        code, _, stderr = again(WORDS + " And more.", *resume)
+        assert (code, stderr.count("\n")) == (2, 1)
+        assert "'o' already holds a result of another text" in stderr.replace(str(tmp_path) + "/", "")
+        assert stderr.endswith("choose another folder with --out, or replace it with --force.\n")
+        assert (out / "result.json").read_bytes() == before
+    assert again(WORDS)[0] == 0  # the very same may be made again
+    assert "is finished" in again(WORDS, "--resume")[2]
+    assert again(WORDS + " And more.", "--force")[0] == 0
+    assert (out / "result.json").read_bytes() != before

@@ -83,7 +83,10 @@ def measure(
 
         check(model, **options)
         files = files_state(resolve(model, revision=revision))  # before they are read: they may be replaced meanwhile
-        stored = _finished(target, config, files) if resume and not force else None
+        there = None if force else _same_command(target, config)
+        if there is not None and "images" not in options:
+            options |= {"text": _same_text(there, target, options)}
+        stored = there if there is not None and resume and _finished(target, there, config, files) else None
         if (result := stored) is None:
             begun = resume and any(target.glob("partial-*.npz"))  # --resume alone does not replace a finished result
             with fresh_folder(target, "measurement", force=force or begun or _same(target, config)) as folder:
@@ -98,24 +101,38 @@ def measure(
         show(result, target)
 
 
-def _finished(folder: Path, config: dict[str, Any], files: str) -> Condensation | None:
-    """The result in the folder where it is this measurement and complete: of these `files` of the model, and, as far as
-    names and settings tell, of this text. With another folder of texts, or a text from stdin, they cannot."""
+def _same_command(folder: Path, config: dict[str, Any]) -> Condensation | None:
+    """The result in the folder that this very command made, of whatever text and weights; None for a damaged one."""
     from ..meter import Condensation, load
 
-    same_text = mapping_in(folder / "config.yaml").get("data") == config["data"] and config["text"] != "-"
-    if not files or mapping_in(folder / "run.json").get("model_files") != files:
-        return None
-    if not same_text or any(folder.glob("partial-*.npz")) or not _same(folder, config):
-        return None
     try:
-        result = load(folder)
-    except (ValueError, OSError):  # none, or damaged
+        result = load(folder) if _same(folder, config) else None
+    except (ValueError, OSError):
         return None
-    if not isinstance(result, Condensation) or not result.record.complete:
-        return None
-    settings = result.record.settings.items()
-    return result if all(config.get(key) == value for key, value in settings if key not in ELSEWHERE) else None
+    return result if isinstance(result, Condensation) else None
+
+
+def _same_text(there: Condensation, folder: Path, options: dict[str, Any]) -> Any:
+    """Open the text, which a name does not tell: a folder of texts, stdin and a file may hold another one by now."""
+    from ..text import open_text
+
+    opened = open_text(options["text"], data=options["data"], column=options["column"])
+    if opened.sha256 != there.record.text.sha256:
+        other = from_where(there.text, there.record.text.source)
+        raise ValueError(
+            f"{str(folder)!r} already holds a result of another text, {other}: choose another folder with --out, or "
+            "replace it with --force."
+        )
+    return opened
+
+
+def _finished(folder: Path, there: Condensation, config: dict[str, Any], files: str) -> bool:
+    """Whether the result in the folder is complete, and of these `files` of the model and these settings."""
+    if not files or mapping_in(folder / "run.json").get("model_files") != files:
+        return False
+    settings = there.record.settings.items()
+    same = all(config.get(key) == value for key, value in settings if key not in ELSEWHERE)
+    return same and there.complete and not any(folder.glob("partial-*.npz"))
 
 
 def _same(folder: Path, config: dict[str, Any]) -> bool:
