@@ -18,11 +18,12 @@ from ..checks import check_choice, check_flags
 from ..files import AnyPath, finite, from_yaml, grouped, told_apart
 from ..stats.intervals import mean_interval
 from ..text import open_text
-from ..words import list_of, perhaps, span
+from ..words import amount, list_of, perhaps, span
 from .result import FEW, Condensation
 from .trend import rank_correlation
 
 Item = AnyPath | Condensation | tuple[Any, Any]
+OF_MODELS = ("layers", "width", "parameters", "weights")  # facts of a model itself, the one that says most first
 
 
 @dataclass(frozen=True)
@@ -63,14 +64,19 @@ class Comparison:
 
     @property
     def labels(self) -> list[str]:
-        """One name per result; where two share name and text, what else differs follows in brackets."""
+        """One name per result; where two share name and text, what else differs follows in brackets: of the models
+        themselves, such as two of one class in memory, no more than tells them apart."""
         labels = []
         for r in self.results:
             alike = [s for s in self.results if (s.label, s.text) == (r.label, r.text)]
             names = told_apart([s.record.model.name for s in alike])
             facts = [_facts(s) | {"name": name} for s, name in zip(alike, names)]
             own_facts = next(f for s, f in zip(alike, facts) if s is r)
-            different = [key for key in own_facts if len({str(f.get(key)) for f in facts}) > 1]
+            asked = [key for key in own_facts if key not in OF_MODELS]
+            different = [key for key in asked if len({str(f.get(key)) for f in facts}) > 1]
+            for key in OF_MODELS:
+                same = [f for f in facts if all(f.get(told) == own_facts[told] for told in different)]
+                different += [key] * (own_facts[key] != "" and len({f[key] for f in same} - {""}) > 1)
             labels.append(r.label + (f" ({', '.join(own_facts[key] for key in different)})" if different else ""))
         return labels
 
@@ -152,8 +158,10 @@ class Comparison:
 
     @property
     def _models(self) -> list[list[Condensation]]:
-        """The results grouped by model: a model measured on several texts is one group."""
-        return list(grouped((r.record.model.model_dump_json(), r) for r in self.results).values())
+        """The results grouped by model: a model measured on several texts is one group. Weights tell two models of one
+        name apart, but those of an older result are not known."""
+        unknown = {"weights"} if any(r.record.model.weights is None for r in self.results) else None
+        return list(grouped((r.record.model.model_dump_json(exclude=unknown), r) for r in self.results).values())
 
     def to_pandas(self) -> Any:
         """One row per result."""
@@ -319,7 +327,8 @@ def _change(places: Sequence[float], values: Sequence[float], axis: str) -> str:
 
 def _axis(results: list[Condensation], paired: bool) -> str:
     models = [r.record.model for r in results]
-    if len({r.text for r in results}) > 1 and len({(r.label, r.record.model.revision) for r in results}) == 1:
+    one_model = len({(r.label, m.revision) for r, m in zip(results, models)}) == 1
+    if one_model and len({m.weights for m in models} - {None}) < 2 and len({r.text for r in results}) > 1:
         return "text"
     if len({m.name for m in models}) == 1 and len({m.revision for m in models}) > 1:
         return "checkpoint"
@@ -331,6 +340,9 @@ def _facts(result: Condensation) -> dict[str, str]:
     model, settings = result.record.model, result.record.settings
     facts = {"name": model.name, "revision": str(model.revision), "dtype": model.dtype, "stack": model.stack}
     facts |= {"windows": f"{result.record.windows_done} windows"}
+    facts |= {"layers": f"layers {model.layers}", "width": f"width {model.width}"}
+    facts |= {"parameters": f"parameters {amount(model.parameters)}"}
+    facts |= {"weights": "" if model.weights is None else f"weights {model.weights[:6]}"}
     return facts | {key: f"{key} {value}" for key, value in settings.items() if key not in ("windows", "batch")}
 
 
