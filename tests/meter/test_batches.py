@@ -350,3 +350,44 @@ def test_the_note_on_the_final_norm_is_true_of_what_the_model_returns(kind):
     assert c.mean_cosine[-1] == pytest.approx(cosine, abs=1e-5)
     layers = len(c.mean_cosine) - 1
     assert f"state {layers} is last_hidden_state, after the final norm; the others are before it." in c.notes
+
+
+def test_the_text_of_inputs_is_their_sequences_however_they_are_batched():
+    """So two measurements are compared in pairs of sequences: with other batches they were of another text."""
+    model, other, ids = build("gpt2"), build("llama"), torch.randint(3, 97, (12, 8))
+    batched = [ids, list(ids.split(4)), DataLoader(TensorDataset(ids), batch_size=5), list(ids.split(1))]
+    whole, *rest = (measure(model, inputs=inputs) for inputs in batched)
+    for one in rest:
+        assert one.record.text.sha256 == whole.record.text.sha256
+        difference = dc.compare([whole, one]).difference
+        assert difference.same_windows
+        assert difference.mean_cosine.value == pytest.approx(0, abs=1e-6)
+    assert dc.compare([whole, measure(other, inputs=batched[1])]).difference.same_windows
+    assert not dc.compare([whole, measure(model, inputs=ids.flip(0))]).difference.same_windows
+    part = [measure(model, inputs=inputs, windows=10).record.text.sha256 for inputs in (*batched, ids[:10])]
+    assert len(set(part)) == 1, "what is not read is no part of it"
+
+
+def test_padding_and_what_one_row_says_for_all_are_no_part_of_a_sequence():
+    model, batch = build("llama"), padded()
+    batch["position_ids"] = torch.arange(9)[None]
+    alone = [{"input_ids": batch["input_ids"][i : i + 1, :n]} for i, n in enumerate(LENGTHS)]
+    alone = [one | {"attention_mask": torch.ones_like(one["input_ids"])} for one in alone]
+    alone = [one | {"position_ids": torch.arange(n)[None]} for one, n in zip(alone, LENGTHS)]
+    found = [measure(model, inputs=inputs) for inputs in (batch, alone)]
+    assert found[0].record.text.sha256 == found[1].record.text.sha256
+    assert dc.compare(found).difference.same_windows
+    kept = [torch.arange(5)[:, None].expand(5, 9) != row for row in (0, 1)]
+    first, second = (measure(model, inputs=batch, mask=lambda _, kept=one: kept) for one in kept)
+    assert not dc.compare([first, second]).difference.same_windows, "each leaves out another sequence"
+    fewer = measure(model, inputs=batch | {"attention_mask": batch["attention_mask"].flip(0)})
+    assert fewer.record.text.sha256 != found[0].record.text.sha256
+
+
+def test_packed_rows_are_the_same_documents_in_any_batches():
+    model, ids = llama(), tokens(4, 12)
+    positions = torch.cat([torch.arange(5), torch.arange(7)]).repeat(4, 1)
+    batches = [{"input_ids": i, "position_ids": p} for i, p in zip(ids.split(3), positions.split(3))]
+    found = [measure(model, inputs=x, windows=7) for x in ({"input_ids": ids, "position_ids": positions}, batches)]
+    assert found[0].record.text.sha256 == found[1].record.text.sha256
+    assert dc.compare(found).difference.same_windows

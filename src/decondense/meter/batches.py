@@ -122,6 +122,7 @@ def measure_batches(
     reader: Any = StateReader(network, stack=stack, probe=first) if modules is None else NamedStates(network, modules)
     share = Gathered(np.zeros((reader.states, FINE_BINS), dtype=np.int64))
     digest, seen, unread, packed = hashlib.sha256(), 0, False, False
+    firsts, given = [], 0  # of every batch: the number of its first row among all rows
     waiting: list[Callable[[], None]] = []  # a GPU gets the next batch before the host waits for this one
     for number, batch in enumerate(chain([first], batches)):
         rows = _size(batch, main)
@@ -132,7 +133,9 @@ def measure_batches(
         if seen == settings["windows"]:
             break
         taken = min(size, settings["windows"] - seen)
-        _digest(digest, batch)
+        _digest(digest, batch, rows, read=taken if cut is None else cut.place(taken - 1)["row"] + 1)
+        firsts.append(given)
+        given += rows
         if number % world == rank:
             waiting.append(_read(share, reader, batch, (number, rows, taken), mask, cut, spectral=settings["spectral"]))
             if len(waiting) > 1:
@@ -159,7 +162,10 @@ def measure_batches(
         model=identity(source, network, reader, init=init, width=max(part.width for part in shares)),
         text={"name": name, "source": text_source, "documents": len(lengths), "sha256": digest.hexdigest()},
         settings=settings | {"windows": len(lengths), "tokens": max(lengths), "inputs": sorted(first)},
-        origins=[{"batch": batch, **one.place, "tokens": one.tokens} for (batch, _), one in sequences.items()],
+        origins=[
+            {"batch": batch, **one.place, "input": firsts[batch] + one.place["row"], "tokens": one.tokens}
+            for (batch, _), one in sequences.items()
+        ],
         final_norm=reader.final_norm,
         versions=versions("decondense", "torch", "transformers", "numpy"),
         names=getattr(reader, "names", None),
@@ -237,11 +243,26 @@ def checked(batch: Batch, network: nn.Module) -> Batch:
     return batch
 
 
-def _digest(digest: Any, batch: Batch) -> None:
-    for key, value in sorted(batch.items()):
-        if isinstance(value, Tensor):
-            digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+def _digest(digest: Any, batch: Batch, rows: int, *, read: int) -> None:
+    """Add the first ``read`` of the ``rows`` sequences, one by one: how they were put into batches, and padded to one
+    length there, is no part of them. A tensor with a single row holds for all."""
+    tensors = {key: value.detach().cpu() for key, value in sorted(batch.items()) if isinstance(value, Tensor)}
+    shared = [key for key, value in tensors.items() if not value.ndim or len(value) not in (1, rows)]
+    whole = [_bytes(key, tensors.pop(key)) for key in shared]
+    for row in range(read):
+        for key, value in tensors.items():
+            own = value[row if len(value) == rows else 0]
+            mask = tensors.get("decoder_attention_mask" if key.startswith("decoder_") else "attention_mask")
+            if mask is not None and mask.ndim == 2 and len(mask) == rows and own.shape[:1] == mask.shape[1:]:
+                own = own[mask[row] != 0]
+            digest.update(_bytes(key, own))
+        for content in whole:
+            digest.update(content)
+
+
+def _bytes(key: str, value: Tensor) -> bytes:
+    content = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return f"{key} {value.dtype} {tuple(value.shape)}".encode() + content
 
 
 def _read(

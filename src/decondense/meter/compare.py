@@ -290,8 +290,12 @@ def _saved(item: Any) -> Condensation | None:
 
 
 def _passages(result: Condensation) -> tuple[str, list[dict[str, int]]]:
-    """Return the text and where the windows begin in it. Their ends are left out: they depend on the tokenizer."""
-    windows = [{key: at for key, at in window.items() if key != "end"} for window in result.record.windows]
+    """Return the text and where the windows begin in it. Their ends are left out: they depend on the tokenizer. Of
+    batches so is the place in them, where the place among all their rows is known."""
+    windows = []
+    for window in result.record.windows:
+        apart = ("end", "batch", "row") if "input" in window else ("end",)
+        windows.append({key: at for key, at in window.items() if key not in apart})
     return result.record.text.sha256, windows
 
 
