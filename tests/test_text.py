@@ -14,6 +14,7 @@ from decondense import text as texts
 from decondense.models import load_tokenizer, resolve
 from decondense.text import Text, check_text, iterate_documents, open_text
 from decondense.text_files import BEGINNING
+from decondense.train.token_files import fingerprint
 from decondense.windows import draw_windows
 
 DOCUMENTS = ["The first document, with a line\u2028separator.", "The second one.", "Ünïcode третий"]
@@ -189,7 +190,7 @@ def test_stdin_that_is_no_text_is_refused(monkeypatch):
         ("a.txt.gz", b"no gzip", "could not be read"),
         ("a.jsonl.xz", b"no xz", "could not be read"),
         ("a.parquet", b"no parquet", "could not be read as parquet"),
-        ("a.docx", b"x", "must be .txt, .jsonl, .json, .csv, .tsv or .parquet"),
+        ("a.docx", b"x", "must be .txt, .md, .raw, .tokens, .jsonl, .json, .csv, .tsv or .parquet"),
     ],
 )
 def test_bad_files(tmp_path, name, content, message):
@@ -257,6 +258,26 @@ def test_a_column_without_text_is_said_to_be_one(tmp_path):
         open_text(tmp_path / "a.jsonl", column="id")
     with pytest.raises(ValueError, match=r"^column 'text' of the list must hold strings, got list: "):
         open_text([{"text": ["a"]}])
+
+
+def test_what_a_folder_says_of_its_texts_is_none_of_them(tmp_path):
+    """A README was a document, and a licence; one that is named by itself is read."""
+    texts = ("a.txt", "b.md", "c.raw", "d.tokens", "licensed.txt", "readmes.txt", "readme.jsonl")
+    about = ("COPYING.txt.gz", "LICENSE-2.0.txt", "README.md", "Readme_fr.txt", "licence.md")
+    for name in (*texts, *about, ".hidden.txt", "LICENSE", "e.py"):
+        pack = gzip.compress if name.endswith(".gz") else bytes
+        (tmp_path / name).write_bytes(pack(b'"readme.jsonl"' if name == "readme.jsonl" else name.encode()))
+    found = open_text(tmp_path)
+    assert sorted(found.documents) == sorted(texts)
+    assert found.notes == (f"left out, as they are about the folder's texts: {', '.join(about)}.",)
+    assert open_text(tmp_path / "README.md").documents == ("README.md",)
+    before = fingerprint([str(tmp_path)], tmp_path / "cache", None)
+    (tmp_path / "README.md").write_text("other words")
+    assert fingerprint([str(tmp_path)], tmp_path / "cache", None) == before, "tokens that are kept are still those"
+    for name in (*texts, *about[1:]):
+        (tmp_path / name).unlink()
+    with pytest.raises(FileNotFoundError, match=r"must hold \.txt, \.md, .* got only COPYING\.txt\.gz: put"):
+        open_text(tmp_path)
 
 
 def test_a_wrong_column_and_an_empty_folder(tmp_path):

@@ -4,8 +4,8 @@ A text is a list of documents. It is named by
 
 * one of ``TEXTS`` (``"wikitext-2"``, or with a split, ``"wikitext-2:train"``): looked for in a local folder
   (the one given, else ``$DECONDENSE_DATA``), then in an installed package that carries it, then on the hub;
-* a file (.txt, .jsonl, .json, .csv, .tsv, .parquet, each also .gz or .xz), a folder of such files, or ``"-"`` for
-  stdin;
+* a file (.txt, .md, .raw, .tokens, .jsonl, .json, .csv, .tsv, .parquet, each also .gz or .xz), a folder of such files,
+  without hidden ones, a README and a licence, or ``"-"`` for stdin;
 * strings in a list or an iterator, or rows with a column of them: a pandas frame, a dataset;
 * ``"pydoc"``: the language reference inside every CPython, the text of last resort. It is never put in the
   place of another text in silence.

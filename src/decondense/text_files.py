@@ -1,5 +1,5 @@
-"""Read documents from files and tables: .txt, .jsonl, .json, .csv, .tsv, .parquet, each also .gz or .xz, a folder of
-such files, or rows in memory."""
+"""Read documents from files and tables: .txt, .md, .raw, .tokens, .jsonl, .json, .csv, .tsv, .parquet, each also .gz
+or .xz, a folder of such files, or rows in memory."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import io
 import json
 import lzma
 import math
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,6 +24,8 @@ NAMING = "(--column, column=; for train and evaluate call it 'text')"
 TABLES = {".csv": ",", ".tsv": "\t"}
 PLAIN = {"", ".txt", ".raw", ".md", ".tokens"}
 READABLE = {*PLAIN, ".jsonl", ".json", ".parquet", *TABLES}
+KINDS = ".txt, .md, .raw, .tokens, .jsonl, .json, .csv, .tsv or .parquet"
+ABOUT = re.compile(r"(readme|licen[cs]e|copying)(?![a-z])", re.IGNORECASE)  # what a folder says of its texts
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 BEGINNING = 1 << 20  # bytes, in which a Latin-1 text nearly always has a letter that is not valid UTF-8
 LARGEST = 1 << 30  # bytes of an unpacked file: a few kilobytes of .xz may unpack to more than any memory
@@ -31,19 +34,25 @@ LARGEST = 1 << 30  # bytes of an unpacked file: a few kilobytes of .xz may unpac
 def files_of(path: Path) -> list[Path]:
     """Return the files of a text without reading them: those in a folder, or the file itself."""
     if path.is_dir():
-        files = sorted(p for p in path.iterdir() if p.is_file() and ending_of(p) in READABLE - {""})
+        files, about = _in_folder(path)
         if not files:
+            got = f"only {', '.join(about)}" if about else "none"
             raise FileNotFoundError(
-                f"the folder {str(path)!r} must hold .txt, .jsonl, .json, .csv, .tsv or .parquet files (or .gz, .xz), "
-                "got none: put some there, or name a file."
+                f"the folder {str(path)!r} must hold {KINDS} files (or .gz, .xz), got {got}: put some there, or name a "
+                "file."
             )
         return files
     if ending_of(path) not in READABLE:
-        raise ValueError(
-            "a text file must be .txt, .jsonl, .json, .csv, .tsv or .parquet (also .gz, .xz), "
-            f"got {path.name!r}: convert it."
-        )
+        raise ValueError(f"a text file must be {KINDS} (also .gz, .xz), got {path.name!r}: convert it.")
     return [path]
+
+
+def _in_folder(folder: Path) -> tuple[list[Path], list[str]]:
+    """Return the texts in a folder, hidden files aside, and the names of what is about them, a README or a licence."""
+    files = sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith("."))
+    files = [file for file in files if ending_of(file) in READABLE - {""}]
+    about = [file for file in files if ending_of(file) in PLAIN and ABOUT.match(file.name)]
+    return [file for file in files if file not in about], [file.name for file in about]
 
 
 def read_documents(path: Path, *, column: str | None = None) -> tuple[list[str], list[str]]:
@@ -52,7 +61,9 @@ def read_documents(path: Path, *, column: str | None = None) -> tuple[list[str],
     files = files_of(path)
     if path.is_dir():
         per_file = [read_documents(file, column=column) for file in files]
-        return [d for documents, _ in per_file for d in documents], [note for _, notes in per_file for note in notes]
+        about = _in_folder(path)[1]
+        left_out = [f"left out, as they are about the folder's texts: {', '.join(about)}."] if about else []
+        return [d for documents, _ in per_file for d in documents], [n for _, some in per_file for n in some] + left_out
     ending, where = ending_of(path), repr(str(path))
     rows: Iterable[Any]
     notes: list[str] = []

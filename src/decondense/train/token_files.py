@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import text
+from .. import text, text_files
 from ..files import AnyPath, locked, look_writable, os_sentence, remembered_sha256
 from ..weights_cache import cache_dir
 from ..words import Tell, nobody
@@ -252,7 +252,7 @@ def fingerprint(names: list[str], cache: Path, data: str | None) -> list[Any]:
             prints.append([name, None if named is None else remembered_sha256(named, cache)])
         else:
             path = Path(name).expanduser()
-            files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
+            files = text_files.files_of(path) if path.is_dir() else [path]
             prints.append([[file.name, remembered_sha256(file, cache)] for file in files if file.is_file()])
     return prints
 
