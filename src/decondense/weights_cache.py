@@ -12,7 +12,7 @@ import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -207,7 +207,8 @@ def _wants_bos(path: str) -> bool:
 
 
 def whole_model(auto: Any, location: str, **options: Any) -> Any:
-    """``auto.from_pretrained``, but refuse weights that lack tensors of a block, which would silently be random."""
+    """``auto.from_pretrained``, but refuse weights that lack tensors of a block, which would silently be random, and
+    weights of more blocks than the configuration has, which would silently be dropped."""
     with quiet_loading():
         model, loading_info = auto.from_pretrained(location, output_loading_info=True, **options)
     lacking = sorted(key for key in loading_info["missing_keys"] if re.search(r"\.\d+\.", key))
@@ -215,7 +216,30 @@ def whole_model(auto: Any, location: str, **options: Any) -> Any:
         raise ValueError(
             f"the weights lack {len(lacking)} tensors that the configuration asks for, such as {lacking[0]}"
         )
+    unused = sorted(filter(_beyond(model), loading_info["unexpected_keys"]))
+    if unused:
+        raise ValueError(
+            f"the weights hold {len(unused)} tensors, such as {unused[0]}, of layers that config.json leaves out: "
+            "correct its number of layers, or save the shortened model with save_pretrained"
+        )
     return model
+
+
+def _beyond(model: Any) -> Callable[[str], bool]:
+    """Return whether a tensor's name is that of a block after the model's last one. In a checkpoint with a head, or
+    without, names begin differently; blocks that predict further tokens are no part of the model."""
+    from torch import nn
+
+    counts = {name: len(part) for name, part in model.named_modules() if isinstance(part, nn.ModuleList)}
+    base = f"{model.base_model_prefix}."
+    counts |= {base + name: n for name, n in counts.items()} | {k.removeprefix(base): n for k, n in counts.items()}
+    further = getattr(model.config, "num_nextn_predict_layers", None) or 0
+
+    def beyond(key: str) -> bool:
+        places = [(key[: at.start()], int(at[1])) for at in re.finditer(r"\.(\d+)\.", key)]
+        return any(name in counts and number >= counts[name] + further for name, number in places)
+
+    return beyond
 
 
 @contextlib.contextmanager
