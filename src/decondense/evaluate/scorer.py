@@ -21,7 +21,7 @@ import inspect
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from ..insides.lm_eval import check_model_class
+from ..meter.batches import checked, positions_of
 from ..words import nobody
 from .items import TEXT, Item
 from .unfinished import Journal
@@ -62,6 +63,7 @@ class Scorer(HFLM):
 
     def __init__(self, model: Any, tokenizer: Any, *, batch_tokens: int | None = None) -> None:
         check_model_class(HFLM)
+        self._positions = positions_of(model, given=False)
         super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=8)
         threads = torch.get_num_threads() if self.device.type == "cpu" else 0
         self.batch_tokens = batch_tokens or 256 * threads or 65_536
@@ -74,6 +76,11 @@ class Scorer(HFLM):
         self._head: Any = None
         if self.backend == "causal":
             self._try_head()
+
+    @property
+    def max_length(self) -> int:
+        """As many tokens as the configuration says, or fewer: RoBERTa's positions begin after the padding index."""
+        return int(min(super().max_length, self._positions))
 
     # -- tokens ----------------------------------------------------------------------------------------------
 
@@ -138,7 +145,16 @@ class Scorer(HFLM):
 
     # -- scores ----------------------------------------------------------------------------------------------
 
+    def _check_ids(self, ids: Iterable[int]) -> None:
+        distinct = torch.tensor(sorted(set(ids)), dtype=torch.long)
+        checked({"input_ids": distinct[:, None]}, self.model)  # each a sequence: positions are not checked here
+
+    def _model_generate(self, context: torch.Tensor, *args: Any, **options: Any) -> Any:
+        self._check_ids(context.flatten().tolist())
+        return super()._model_generate(context, *args, **options)
+
     def _loglikelihood_tokens(self, requests: Any, disable_tqdm: bool = False, override_bs: Any = None) -> list[Answer]:
+        self._check_ids(token for _, context, continuation in requests for token in (*context, *continuation))
         if self.backend != "causal":
             return _numbers(super()._loglikelihood_tokens(requests, disable_tqdm=disable_tqdm, override_bs=override_bs))
         rows = self._rows(requests)

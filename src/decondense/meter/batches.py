@@ -200,15 +200,21 @@ def _size(batch: Batch, name: str) -> int:
     return len(tensors[0])
 
 
-def _positions(network: nn.Module, *, given: bool) -> float:
+def positions_of(network: nn.Module, *, given: bool) -> float:
     """Return how many tokens the model has positions for; no limit without a table of absolute positions, as with
     rotary or relative ones. Positions that the model numbers itself (not ``given``) may begin after the padding index,
-    as in RoBERTa. The configuration's limit counts too: OPT's table has two rows to spare."""
-    limit: float = getattr(network.config, "max_position_embeddings", None) or math.inf
-    rows = math.inf
-    for name, part in network.named_modules():
+    as in RoBERTa. The configuration's limit counts too: OPT's table has two rows to spare. Only tables beside the token
+    embedding, or below that place, are looked at: others are of other parts, such as the patches of an image."""
+    limit: float = getattr(getattr(network, "config", None), "max_position_embeddings", None) or math.inf
+    rows, modules = math.inf, dict(network.named_modules())
+    embedding = None
+    with contextlib.suppress(TypeError):  # a model that reads no token ids
+        embedding = token_embedding(network)
+    beside = next((name.rpartition(".")[0] for name, part in modules.items() if part is embedding), "")
+    for name, part in modules.items():
         leaf = name.rpartition(".")[2]
-        if isinstance(part, nn.Embedding) and re.search("wpe|position", leaf) and "rel" not in leaf:
+        table = isinstance(part, nn.Embedding) and re.search("wpe|position", leaf) and "rel" not in leaf
+        if table and name.startswith(beside):
             first = 0 if given or part.padding_idx is None else part.padding_idx + 1
             rows = min(rows, part.num_embeddings - first)
     return min(limit, rows) if rows < math.inf else math.inf
@@ -234,7 +240,7 @@ def checked(batch: Batch, network: nn.Module) -> Batch:
             )
         positions = batch.get("position_ids")
         longest = int(positions.max()) + 1 if isinstance(positions, Tensor) else ids.shape[-1]
-        limit = _positions(network, given=isinstance(positions, Tensor))
+        limit = positions_of(network, given=isinstance(positions, Tensor))
         if longest > limit:
             raise ValueError(
                 f"inputs must have at most {limit} tokens, the positions of {type(network).__name__}, got {longest}: "

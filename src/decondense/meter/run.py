@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import os
 import re
 import time
@@ -25,7 +26,7 @@ from ..text import open_text
 from ..windows import draw_windows
 from ..words import nobody, several
 from . import processes
-from .batches import Mask, identity, measure_batches
+from .batches import Mask, checked, identity, measure_batches, positions_of
 from .later import Later
 from .result import Condensation, build
 from .states import STACKS, StateReader, token_embedding
@@ -146,6 +147,7 @@ def measure(
         notes.append(f"windows of {tokens} tokens are longer than any text this model was trained on: take {trained}.")
     stage("drawing windows")
     drawn = draw_windows(opened, tokenizer, windows=windows, tokens=tokens, seed=seed)
+    checked({"input_ids": torch.from_numpy(drawn.ids)}, network)
     about_text: dict[str, Any] = {key: getattr(opened, key) for key in ("name", "source", "sha256")}
     about_text |= {"documents": len(opened.documents), "characters": len(opened.joined)}
     if batch is None:
@@ -312,8 +314,9 @@ def _empty(reader: StateReader, settings: dict[str, Any]) -> Tally:
 
 
 def _check_length(network: Any, tokens: int) -> None:
-    limit = getattr(getattr(network, "config", None), "max_position_embeddings", None)
-    if limit is not None and tokens > limit:
+    configured = getattr(getattr(network, "config", None), "max_position_embeddings", None) or math.inf
+    limit = min(configured, positions_of(network, given=False))
+    if tokens > limit:
         raise ValueError(
             f"tokens must be at most {limit}, what this model was built for, got {tokens}: give tokens={limit}, or "
             f"--tokens {limit}."
