@@ -7,6 +7,8 @@ from numbers import Integral
 
 from .words import nearest
 
+RESAMPLINGS = 20  # of a bootstrap, at least: with fewer none lies outside of an interval of 95 %
+
 
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:
     """Refuse a value that is not among the choices; the error suggests the nearest one."""

@@ -290,7 +290,7 @@ def test_half_precision(shared, prose, whole):
         ({"tokens": 1}, "tokens must be an integer of at least 2"),
         ({"tokens": "32"}, "tokens must be an integer of at least 2, got '32'"),
         ({"batch": 0}, "batch must be an integer of at least 1"),
-        ({"bootstrap": -1}, "bootstrap must be an integer of at least 1"),
+        ({"bootstrap": -1}, "bootstrap must be an integer of at least 20"),
         ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
         ({"resume": True}, "resume needs the folder of the partial measurement, got none"),
         (

@@ -43,7 +43,7 @@ BART = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_attent
         "dropout": 0.0, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2,
         "forced_eos_token_id": None}  # fmt: skip
 IMAGE_TOKEN = 60
-measure = partial(dc.measure, bootstrap=10)
+measure = partial(dc.measure, bootstrap=20)
 
 
 def randomly(seed: int = 0) -> torch.Generator:

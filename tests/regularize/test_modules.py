@@ -74,7 +74,7 @@ def watched(model, *args, **kwargs):
 
 
 def measured(model, **batch):
-    return dc.measure(model, inputs=batch, modules=BLOCKS, bootstrap=5).mean_cosine
+    return dc.measure(model, inputs=batch, modules=BLOCKS, bootstrap=20).mean_cosine
 
 
 @pytest.mark.parametrize("kind", ["bool", "float"])
@@ -174,13 +174,13 @@ def test_each_stack_of_torch_has_its_own_padding(build, stacks, length):
             model(**call)
         assert watch.readings[0].table["mean_cosine"] == pytest.approx(cosines, abs=1e-5)
         if len(stacks) == 1:
-            found = dc.measure(model, inputs=call, modules=patterns, bootstrap=5)
+            found = dc.measure(model, inputs=call, modules=patterns, bootstrap=20)
             assert found.mean_cosine == pytest.approx(cosines, abs=1e-5)
             return
         with pytest.raises(
             ValueError, match=r"^modules must name layers of one stack of .*, got both: measure them one"
         ):
-            dc.measure(model, inputs=call, modules=patterns, bootstrap=5)
+            dc.measure(model, inputs=call, modules=patterns, bootstrap=20)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -393,7 +393,7 @@ def test_a_module_that_is_called_several_times_is_told_once():
     with dc.monitor(model, modules="block"), pytest.warns(UserWarning, match=words):
         model(ids)
     with pytest.warns(UserWarning, match=words):
-        dc.measure(model, inputs={"ids": ids}, modules=["embed", "block"], bootstrap=5)
+        dc.measure(model, inputs={"ids": ids}, modules=["embed", "block"], bootstrap=20)
     with dc.regularize(model, modules="marks.*") as handle, warnings.catch_warnings():
         warnings.simplefilter("error")
         model(ids)

@@ -54,7 +54,7 @@ def sharded_snapshot(rank: int) -> None:
     model can still be trained."""
     dist.init_process_group("gloo")
     words = "".join(chr(97 + (7 * i * i + 3 * i) % 26) for i in range(400))
-    options = {"label": "x", "windows": 6, "tokens": 16, "bootstrap": 5}
+    options = {"label": "x", "windows": 6, "tokens": 16, "bootstrap": 20}
     tokenizer = transformers.ByT5Tokenizer()
     expected = snapshot(llama(), tokenizer, words, **options)
     model = llama()

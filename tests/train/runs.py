@@ -30,7 +30,7 @@ def content(*settings: str, architecture: str = "llama", config: dict[str, Any] 
         "data": {"text": "pydoc", "tokens": 2048, "held_out_tokens": 512, "context": 32},
         "train": {"batch_tokens": 256, "learning_rate": 1e-2, "log_every": 2, "checkpoints": 1, "device": "cpu",
                   "seed": 1},
-        "snapshots": {"count": 0, "windows": 2, "tokens": 16, "bootstrap": 5},
+        "snapshots": {"count": 0, "windows": 2, "tokens": 16, "bootstrap": 20},
     }  # fmt: skip
     return with_settings(small, settings)
 

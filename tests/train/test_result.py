@@ -83,7 +83,7 @@ def test_snapshots_are_measurements(finished, cache):
     model = transformers.AutoModelForCausalLM.from_pretrained(run.folder / "model")
     tokenizer = transformers.AutoTokenizer.from_pretrained(run.folder / "model")
     text = prepare(recipe, run.folder, cache).window_text
-    again = dc.measure((model, tokenizer), text=[text], windows=2, tokens=16, bootstrap=5)
+    again = dc.measure((model, tokenizer), text=[text], windows=2, tokens=16, bootstrap=20)
     assert again.mean_cosine.tolist() == pytest.approx(last.mean_cosine.tolist(), abs=1e-6)
 
 

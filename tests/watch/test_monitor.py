@@ -378,7 +378,7 @@ def test_named_layers_leave_nothing_in_the_model():
     with dc.monitor(model, modules="model.layers.*") as watch:
         model(input_ids=ids, labels=ids).loss.backward()
     assert len(watch.readings) == 1
-    dc.measure(model, inputs=ids, modules="model.layers.*", bootstrap=10)
+    dc.measure(model, inputs=ids, modules="model.layers.*", bootstrap=20)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     pickle.dumps(model)
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from .. import models
-from ..checks import check_choice, check_flags, is_whole
+from ..checks import RESAMPLINGS, check_choice, check_flags, is_whole
 from ..files import AnyPath, versions
 from ..geometry import shape_or_type
 from ..insides.torch import unwrapped
@@ -208,7 +208,8 @@ def windows_at_once(device: str, *, windows: int, tokens: int, world: int) -> in
 
 def check(model: Any, *, inputs: Any = None, **options: Any) -> None:
     """Refuse bad options of ``measure``, and the name of a model that is not there, before any other work."""
-    for name, least in {"windows": 1, "tokens": 2, "batch": 1, "last": 1, "bootstrap": 1, "seed": 0}.items():
+    least_of = {"windows": 1, "tokens": 2, "batch": 1, "last": 1, "bootstrap": RESAMPLINGS, "seed": 0}
+    for name, least in least_of.items():
         value = options.get(name, least)
         if name == "batch" and value is None:
             continue

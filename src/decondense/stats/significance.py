@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy
 
-from ..checks import check_flags, is_whole
+from ..checks import RESAMPLINGS, check_flags, is_whole
 from ..evaluate.apart import read_all
 from ..evaluate.logs import Log, Wanted
 from ..files import finite, told_apart
@@ -225,8 +225,11 @@ def _check_options(alpha: float, power: float, bootstrap: int, permutations: int
             f"power must be above alpha, got {power} and {alpha}: even without a difference a test rejects with "
             "probability alpha; take 0.8."
         )
-    if not is_whole(bootstrap, 0):
-        raise ValueError(f"bootstrap must be a number of resamplings, got {bootstrap!r}: take 0 to leave it out.")
+    if not is_whole(bootstrap, 0) or 0 < bootstrap < RESAMPLINGS:
+        raise ValueError(
+            f"bootstrap must be a number of resamplings, got {bootstrap!r}: take at least {RESAMPLINGS}, or 0 to leave "
+            "it out."
+        )
     if not is_whole(permutations, 1):
         raise ValueError(f"permutations must be a whole number of at least 1, got {permutations!r}: take 10000.")
 

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic.types import StrictFloat, StrictInt  # in lists and mappings, too, true is no number
 
+from ..checks import RESAMPLINGS
+
 SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 
 
@@ -301,6 +303,6 @@ class Snapshots(Part):
     count: int = Field(4, ge=0)
     windows: int = Field(8, ge=1)
     tokens: int = Field(512, ge=2)
-    bootstrap: int = Field(200, ge=1)
+    bootstrap: int = Field(200, ge=RESAMPLINGS)
     spectral: bool = False  # also the ranks of the states
     probes: bool = False  # also the noise of the gradient and the share of frequency (`probes.py`)
