@@ -13,7 +13,7 @@ from ..files import output_folder, write_text
 from ..words import several
 from .terminal import err, out, progress_bar, writing
 
-LARGE = 15_000_000
+LARGE, PORT = 15_000_000, 8420
 
 
 def report(
@@ -27,13 +27,17 @@ def report(
     serve: Annotated[
         bool, typer.Option("--serve", help="show the page on this machine alone, and follow runs while they train")
     ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="port for --serve; 0 takes a free one")] = 8420,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="port for --serve; default 8420, 0 takes a free one")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print what was written as JSON and nothing else")] = False,
 ) -> None:
     """Write one self-contained HTML page for every result in the given folders: it works from disk, offline."""
     if serve:
-        _serve(folders, port, title, as_json=as_json)
+        _serve(folders, PORT if port is None else port, title, as_json=as_json)
         return
+    if port is not None:
+        raise ValueError(f"--port is for --serve, got --port {port} alone: add --serve, or leave --port out.")
     if table or readme is not None:
         _write_table(folders, readme, show=table, as_json=as_json)
         if out_file is None:

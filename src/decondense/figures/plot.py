@@ -29,6 +29,8 @@ def plot(result: Any, path: Where = None, *, ax: Any = None, title: str | None =
         the path of the file; with ``ax`` these axes; with neither the matplotlib figure.
     """
     options: dict[str, Any] = {"ax": ax, "title": title}
+    if callable(getattr(result, "record", None)):  # a comparison that `compare` returned
+        result = result.record()
     if isinstance(result, Measurement):
         result = Geometry(result)
     if isinstance(result, (Evaluation, Significance)) and not result.tasks:
