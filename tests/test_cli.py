@@ -92,7 +92,7 @@ def test_compare_results_and_models(model, tmp_path):
     assert "Spearman" in stdout
     names = {p.name for p in out.iterdir()}
     figures = {f"{name}.{kind}" for name in ("heatmaps", "trend", "curves") for kind in ("png", "csv")}
-    assert names == {"result.json", "results"} | figures
+    assert names == {"result.json", "results", "config.yaml", "run.json"} | figures
     assert len(json.loads((out / "result.json").read_text())["rows"]) == 3
     code, stdout, _ = run("compare", tmp_path / "r0", tmp_path / "r1", "--paired", "--out", tmp_path / "p", "--json")
     whole = json.loads(stdout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,9 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..files import first_process, safe_name, write_text
-from ..words import amount, span
+from ..words import amount, several, span
 from . import options as o
-from .terminal import default_folder, err, fresh_folder, out, progress_bar, table, with_stages, writing
+from .terminal import (
+    check_text,
+    default_folder,
+    err,
+    fresh_folder,
+    out,
+    progress_bar,
+    same_command,
+    table,
+    with_stages,
+    write_origin,
+    writing,
+)
 
 if TYPE_CHECKING:
     from ..meter.compare import Comparison
@@ -63,12 +76,14 @@ def run_comparison(
 ) -> None:  # fmt: skip
     """Compare `items`; `options` are those of `measure`, `how` those of `meter.compare`. Each measurement is saved in a
     folder of its own as soon as it is done: after an interruption, give these folders as items to measure none twice.
+    The same command may be made again, as long as its texts are the same.
     """
     from ..meter import compare as run
     from ..meter.compare import plan
 
-    now = ("", 0, 0)
+    now, kept, begun = ("", 0, 0), 0, time.monotonic()
     folder = out_dir or Path("comparison")
+    config = {"command": "compare", "items": list(items), **how, **options}
     with progress_bar("opening the models", quiet=as_json) as move:
         plan(items, options=options, **how)
 
@@ -83,18 +98,31 @@ def run_comparison(
             move(number * (each or 0) + done, each and total * each, what, f"{name}{note and ', ' + note}")
 
         def finished(result: Condensation) -> None:
+            nonlocal kept
             if first_process():
+                place = folder / "results" / _folder_name(result)
+                if not force:
+                    check_text(place, result.record.text.sha256)
                 with writing(folder):
-                    result.save(folder / "results" / _folder_name(result) / "result.json")
+                    result.save(place / "result.json")
+            kept += 1
 
-        with fresh_folder(folder, "comparison", force=force):
+        with fresh_folder(folder, "comparison", force=force or same_command(folder, config)):
             callbacks = {"started": started, "finished": finished, **with_stages(windows)}
-            comparison = run(items, **how, **callbacks, **options)
+            try:
+                comparison = run(items, **how, **callbacks, **options)
+            except KeyboardInterrupt as stop:
+                if kept:
+                    place, measured = folder / "results", several(now[2], "measurement")
+                    stop.add_note(f"interrupted: {place} holds {kept} of {measured}, in a folder each.")
+                    stop.add_note("To measure none twice, name these folders in place of their models and texts.")
+                raise
             if not first_process():
                 return
             with writing(folder):
                 write_text(folder / "result.json", comparison.to_json())
                 comparison.plot(folder)
+                write_origin(folder, config, time.monotonic() - begun)
     if as_json:
         print(comparison.to_json(), end="")
         return

@@ -15,12 +15,15 @@ from ..words import from_where, several, span
 from . import options as o
 from .compare import run_comparison
 from .terminal import (
+    ELSEWHERE,
     bar,
+    check_text,
     default_folder,
     err,
     fresh_folder,
     out,
     progress_bar,
+    same_command,
     table,
     with_stages,
     write_origin,
@@ -29,8 +32,6 @@ from .terminal import (
 
 if TYPE_CHECKING:
     from ..meter.result import Condensation
-
-ELSEWHERE = ("device", "data", "batch")  # settings that may differ when a measurement is repeated
 
 
 def measure(
@@ -80,16 +81,19 @@ def measure(
         callbacks["stage"]("opening the model")  # GGUF weights are converted here, once
         from ..meter.run import check
         from ..models import files_state, resolve
+        from ..text import open_text
 
         check(model, **options)
         files = files_state(resolve(model, revision=revision))  # before they are read: they may be replaced meanwhile
-        there = None if force else _same_command(target, config)
-        if there is not None and "images" not in options:
-            options |= {"text": _same_text(there, target, options)}
+        there = None if force else _made_by(target, config)
+        if there is not None and "images" not in options:  # a name does not tell the text, nor do stdin and a path
+            opened = open_text(text, data=data, column=column)
+            check_text(target, opened.sha256)
+            options |= {"text": opened}
         stored = there if there is not None and resume and _finished(target, there, config, files) else None
         if (result := stored) is None:
             begun = resume and any(target.glob("partial-*.npz"))  # --resume alone does not replace a finished result
-            with fresh_folder(target, "measurement", force=force or begun or _same(target, config)) as folder:
+            with fresh_folder(target, "measurement", force=force or begun or same_command(target, config)) as folder:
                 result = _measure_into(folder, config, options, files=files, resume=resume, callbacks=callbacks)
     if not first_process():
         return
@@ -101,29 +105,15 @@ def measure(
         show(result, target)
 
 
-def _same_command(folder: Path, config: dict[str, Any]) -> Condensation | None:
+def _made_by(folder: Path, config: dict[str, Any]) -> Condensation | None:
     """The result in the folder that this very command made, of whatever text and weights; None for a damaged one."""
     from ..meter import Condensation, load
 
     try:
-        result = load(folder) if _same(folder, config) else None
+        result = load(folder) if same_command(folder, config) else None
     except (ValueError, OSError):
         return None
     return result if isinstance(result, Condensation) else None
-
-
-def _same_text(there: Condensation, folder: Path, options: dict[str, Any]) -> Any:
-    """Open the text, which a name does not tell: a folder of texts, stdin and a file may hold another one by now."""
-    from ..text import open_text
-
-    opened = open_text(options["text"], data=options["data"], column=options["column"])
-    if opened.sha256 != there.record.text.sha256:
-        other = from_where(there.text, there.record.text.source)
-        raise ValueError(
-            f"{str(folder)!r} already holds a result of another text, {other}: choose another folder with --out, or "
-            "replace it with --force."
-        )
-    return opened
 
 
 def _finished(folder: Path, there: Condensation, config: dict[str, Any], files: str) -> bool:
@@ -133,12 +123,6 @@ def _finished(folder: Path, there: Condensation, config: dict[str, Any], files: 
     settings = there.record.settings.items()
     same = all(config.get(key) == value for key, value in settings if key not in ELSEWHERE)
     return same and there.complete and not any(folder.glob("partial-*.npz"))
-
-
-def _same(folder: Path, config: dict[str, Any]) -> bool:
-    """Whether the folder holds this very measurement, which may be made again."""
-    stored = mapping_in(folder / "config.yaml")
-    return all(stored.get(key) == value for key, value in config.items() if key not in ELSEWHERE)
 
 
 def _measure_into(

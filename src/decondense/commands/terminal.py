@@ -17,13 +17,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..files import first_process, os_sentence, output_folder, safe_name, sole_writer, to_yaml, write_text
-from ..words import duration, nobody
+from ..files import first_process, mapping_in, os_sentence, output_folder, safe_name, sole_writer, to_yaml, write_text
+from ..words import duration, from_where, nobody
 
 # Names of models, texts and folders must not be read as markup, nor a ":train:" in them as an emoji.
 out = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
 err = Console(soft_wrap=True, highlight=False, markup=False, emoji=False, stderr=True)
 WORD = 16  # letters of a word that are kept together in a narrow table
+ELSEWHERE = ("device", "data", "batch")  # settings that may differ when a command is repeated
 EVERY = 10.0  # seconds between lines of progress that go into a file or a pipe
 
 
@@ -66,6 +67,28 @@ def write_origin(folder: Path, config: dict[str, Any], seconds: float, **more: s
     machine = hardware(pick_device(None if config["device"] == "auto" else config["device"]))
     write_text(folder / "config.yaml", to_yaml(config))
     write_text(folder / "run.json", json.dumps({"seconds": round(seconds, 2), "hardware": machine, **more}) + "\n")
+
+
+def same_command(folder: Path, config: dict[str, Any]) -> bool:
+    """Whether the folder holds the result of this very command, which may be made again."""
+    stored = mapping_in(folder / "config.yaml")
+    return all(stored.get(key) == value for key, value in config.items() if key not in ELSEWHERE)
+
+
+def check_text(folder: Path, sha256: str) -> None:
+    """Refuse to replace the measurement in a folder, if there is one, by one of another text."""
+    from ..records import Measurement, read
+
+    try:
+        there = read(folder)
+    except (ValueError, OSError):  # none, or damaged
+        return
+    if isinstance(there, Measurement) and there.text.sha256 != sha256:
+        other = from_where(there.text.name, there.text.source)
+        raise ValueError(
+            f"{str(folder)!r} already holds a result of another text, {other}: choose another folder with --out, or "
+            "replace it with --force."
+        )
 
 
 @contextlib.contextmanager

@@ -1,0 +1,105 @@
+"""`compare` a second time into its folder, after an interruption or to make it again; what its options refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as tf
+from by_hand import cli as run
+from by_hand import refused
+
+import decondense as dc
+from decondense.meter import run as meter_run
+from decondense.records import Comparison
+
+WORDS = " ".join(f"{n} people walked down to the harbour and {n * n} of them came back." for n in range(200))
+QUICK = ["--windows", "3", "--tokens", "16"]
+
+
+@pytest.fixture
+def items(tmp_path) -> list[str]:
+    """Two models and options with a text."""
+    (tmp_path / "a.txt").write_text(WORDS)
+    for name, layers in (("one", 2), ("two", 3)):
+        torch.manual_seed(layers)
+        sizes = {"n_embd": 16, "n_head": 2, "n_positions": 32, "vocab_size": 384, "eos_token_id": 1}
+        tf.GPT2Model(tf.GPT2Config(**sizes, n_layer=layers)).save_pretrained(tmp_path / name)
+        tf.ByT5Tokenizer().save_pretrained(tmp_path / name)
+    return [str(tmp_path / "one"), str(tmp_path / "two"), "--text", str(tmp_path / "a.txt"), *QUICK]
+
+
+pytestmark = pytest.mark.usefixtures("unpainted")
+
+
+def test_the_same_comparison_may_be_made_again_and_no_other_replaces_it(items, tmp_path):
+    """As `measure` does."""
+    command, out = ("compare", *items, "--out", tmp_path / "c"), tmp_path / "c" / "result.json"
+    assert run(*command)[0] == 0
+    before = out.read_bytes()
+    assert run(*command, "--batch", "1")[0] == 0
+    assert json.loads(out.read_bytes())["rows"] == json.loads(before)["rows"]
+    before = out.read_bytes()
+    for other in ["--seed", "1"], ["--paired"]:
+        assert "already holds a result: choose another folder" in refused(*command, *other)
+    (tmp_path / "a.txt").write_text(WORDS + " And more.")
+    code, _, stderr = run(*command)
+    assert code == 2
+    assert f"{tmp_path / 'c' / 'results'}/" in stderr
+    assert stderr.endswith(
+        "already holds a result of another text, a.txt: choose another folder with --out, or replace it with --force.\n"
+    )
+    assert out.read_bytes() == before
+    assert run(*command, "--force")[0] == 0
+
+
+def test_an_interrupted_comparison_says_what_is_kept_and_how_to_go_on(items, tmp_path, monkeypatch):
+    draw, drawn = meter_run.draw_windows, []
+
+    def once(*args, **options):
+        drawn.append(args)
+        if len(drawn) > 1:
+            raise KeyboardInterrupt
+        return draw(*args, **options)
+
+    monkeypatch.setattr(meter_run, "draw_windows", once)
+    code, _, stderr = run("compare", *items, "--out", tmp_path / "c")
+    assert code == 130
+    kept, how = stderr.splitlines()[-2:]
+    assert kept == f"interrupted: {tmp_path / 'c' / 'results'} holds 1 of 2 measurements, in a folder each."
+    assert how == "To measure none twice, name these folders in place of their models and texts."
+    monkeypatch.undo()
+    (folder,) = (tmp_path / "c" / "results").iterdir()
+    assert run("compare", folder, *items[1:], "--out", tmp_path / "c")[0] == 0
+    drawn.append(())
+    monkeypatch.setattr(meter_run, "draw_windows", once)
+    stderr = run("compare", *items, "--out", tmp_path / "d")[2]
+    assert stderr.endswith("interrupted.\n")
+    assert not (tmp_path / "d").exists(), "nothing is kept"
+
+
+def test_a_live_comparison_is_drawn_as_its_record_is(tmp_path):
+    ids = torch.randint(3, 97, (12, 8), generator=torch.Generator().manual_seed(0))
+    config = tf.GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=16, vocab_size=97, eos_token_id=1)
+    live = dc.compare([dc.measure(tf.GPT2Model(config), inputs=ids, bootstrap=20) for _ in range(2)])
+    assert isinstance(live.record(), Comparison)
+    assert dc.plot(live, tmp_path / "live") == tmp_path / "live" / "trend.png"
+    dc.plot(live.record(), tmp_path / "record")
+    assert (tmp_path / "live" / "trend.csv").read_bytes() == (tmp_path / "record" / "trend.csv").read_bytes()
+
+
+def test_a_port_without_a_server_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert refused("report", ".", "--port", "9000") == (
+        "error: --port is for --serve, got --port 9000 alone: add --serve, or leave --port out.\n"
+    )
+    assert list(Path().iterdir()) == []
+
+
+def test_too_few_resamplings_have_no_ends(items, tmp_path):
+    """One has an interval of zero width; with fewer than 20 none lies in the 5 % outside."""
+    said = refused("measure", *items[1:], "--bootstrap", "19", "--out", tmp_path / "o")
+    assert "bootstrap must be an integer of at least 20, got 19" in said
+    assert run("measure", *items[1:], "--bootstrap", "20", "--out", tmp_path / "o")[0] == 0
