@@ -302,6 +302,7 @@ def test_what_would_matter_where_nothing_differs(six):
         ({"paired": "yes"}, "paired must be True or False, got 'yes'"),
         ({"common": 1}, "common must be True or False, got 1"),
         ({"bootstrap": 2.5}, "bootstrap must be a number of resamplings, got 2.5"),
+        ({"bootstrap": 19}, "bootstrap must be a number of resamplings, got 19: take at least 20, or 0 to leave it out"),
         ({"permutations": "many"}, "permutations must be a whole number of at least 1, got 'many': take 10000."),
     ],
 )
