@@ -92,6 +92,13 @@ def test_the_table_names_every_study_and_theory_comes_last(tmp_path):
     assert page.index('class="claims"') < page.index("<section")
 
 
+def test_two_results_of_one_study_are_told_apart_in_the_table(tmp_path):
+    for name in ("a", "b"):
+        write_study(tmp_path / name, study="width", claim="C3")
+    rows = re.findall(r"<strong>C3</strong>(.*?)</th>", render(collect([tmp_path])), re.DOTALL)
+    assert [row.endswith(f"/{name})") for row, name in zip(rows, "ab", strict=True)] == [True, True]
+
+
 def test_long_words_are_behind_more():
     assert brief("short; and so on") == ("short; and so on", "")
     assert brief("a first clause here; " + "b" * 100) == ("a first clause here.", "b" * 100)
