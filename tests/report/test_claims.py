@@ -12,6 +12,7 @@ from decondense.report.claims import Effect, claim_of
 from decondense.report.page import collect, render
 from decondense.report.section import brief
 from decondense.stats.verdicts import NOT, REPRODUCED
+from decondense.studies import STUDIES
 
 
 def decision(estimate, low=None, high=None, verdict="reproduced", **more):
@@ -19,7 +20,9 @@ def decision(estimate, low=None, high=None, verdict="reproduced", **more):
 
 
 def claim(folder, **changes):
-    write_study(folder, **changes)
+    """Of a result; a study of this package is shown as its own file says."""
+    shown = STUDIES[changes["study"]].shown if changes.get("study") in STUDIES else None
+    write_study(folder, **({"shown": shown} | changes))
     return claim_of(read(folder))
 
 

@@ -55,6 +55,7 @@ class Study:
     conclude: Callable[[Runs, Settings], Conclusion]
     criterion_of: Callable[[Settings], str]  # from the file, or from the module where settings change its words
     short: str = ""  # the question in a few words, for a list
+    shown: Mapping[str, Any] | None = None  # what a page shows of the result, `records.study.Shown`
     refuse: Callable[[Settings], None] = lambda settings: None  # raises for what `conclude` could not use
     # what to measure: model, text where the settings have several, and keys of the study's own
     measurements: Callable[[Settings], list[dict[str, Any]]] = lambda settings: []
@@ -308,6 +309,7 @@ def conclude(study: Study, scale: str, folder: Path, *, reason: str = "", say: S
         figures=list(figures), config=used, runs=sorted(runs_by_folder),
         estimate=round_to(conclusion.estimate, whole=False),
         versions=_versions(runs_by_folder.values()) if plan else versions("decondense", "numpy", "scipy"),
+        shown=study.shown,
     )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     for name, draw in figures.items():
