@@ -137,7 +137,9 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     cells = {BETWEEN.join(cell): d for cell, d in decisions.items()}
     estimate = {"deciding": deciding, "cells": cells, "smallest": SMALLEST}
     if beside:
-        estimate["beside"] = {_minus(*two): decision for two, decision in beside.items()}
+        # without the verdict, as no claim is about them
+        parts = ("estimate", "low", "high", "n", "level")
+        estimate["beside"] = {_minus(*two): {part: getattr(d, part) for part in parts} for two, d in beside.items()}
     if tasks:
         estimate["tasks"] = {BETWEEN.join(cell): decision for cell, decision in tasks.items()}
     names = [*dict.fromkeys(loss for loss, *_ in tokens if loss != NONE), NONE]
@@ -157,7 +159,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         colours=[names.index(loss) for loss, *_ in places], groups=[model for _, model, _ in places],
         note="filled: significant over seeds and documents, after correction for all comparisons\n"
         "dots: seeds; bars: 95 % intervals over them alone; shaded: too small to matter"
-        + "\nin brackets: against another model's cross-entropy, and not part of the correction" * bool(beside),
+        + "\nin brackets: whose cross-entropy is subtracted; not part of the correction" * bool(beside),
     ) if lines else None  # fmt: skip
     more = _why(runs, tokens, settings, names)
     return Conclusion(verdict, headline, sentence, columns, rows, estimate, draw, more)
