@@ -87,6 +87,17 @@ def test_on_a_gpu():
         assert found.counts.sum() == wanted.counts.sum()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast_rounds_no_statistic(dtype):
+    """It would make the products bfloat16, also of states in float32."""
+    z = (torch.randn(2, 24, 16) + 1).to(dtype)
+    wanted = state_statistics(z, "", spectral=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = state_statistics(z, "", spectral=True)
+    assert torch.equal(found.scalars, wanted.scalars)
+    assert torch.equal(found.counts, wanted.counts)
+
+
 def test_closed_forms():
     n = 16
     orthonormal = by_name(torch.eye(n) * 3)

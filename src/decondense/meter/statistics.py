@@ -28,6 +28,7 @@ import torch
 
 from ..geometry import inverse
 from ..losses.options import fused
+from ..losses.pairs import full_precision
 from .spectrum import SPECTRAL, spectral_statistics
 
 # Pooled counts are kept in bins eight times finer than the 128 that are shown, so that quantiles read from them
@@ -123,6 +124,11 @@ def window_statistics(z: torch.Tensor, *, matrix: torch.Tensor | None = None) ->
 def on_device(z: torch.Tensor, matrix: torch.Tensor | None = None, *, states: int = 1) -> WindowStatistics:
     """``window_statistics`` left on the device of z, which holds the windows of one state or of several ``states``, one
     after the other; ``counts`` (states, bins)."""
+    with full_precision(z.device):  # measuring under autocast is no reason to round the cosines
+        return _on_device(z, matrix, states)
+
+
+def _on_device(z: torch.Tensor, matrix: torch.Tensor | None, states: int) -> WindowStatistics:
     if z.dtype not in (torch.float32, torch.float64):
         z = z.float()
     n = z.shape[1]
