@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from meter_oracle import scalars
+from meter_oracle import cosine_matrix, pairs, scalars
 from regularize.models import bert, gpt2, llama, tokens
 from tiny_models import build
 from torch import nn
@@ -154,6 +154,18 @@ def test_a_model_that_has_collapsed_has_no_trend():
     assert c.mean_cosine == pytest.approx(1, abs=1e-5)
     assert len(set(c.mean_cosine)) > 2
     assert c.verdict == "constant over depth: Spearman undefined, mean cosine of the blocks 1.00 [1.00, 1.00]"
+
+
+def test_the_spread_of_cosines_that_are_nearly_1_is_no_rounding():
+    """From Σc² it was: 0, or 5e-4, in place of 1e-5."""
+    model, ids = build("llama"), torch.randint(3, 97, (5, 30), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        table = model.get_input_embeddings().weight
+        table[:] = table[0] + 0.01 * table[0].norm() / table.shape[1] ** 0.5 * torch.randn(table.shape)
+    states = [z.detach().double().numpy() for z in model(ids, output_hidden_states=True).hidden_states]
+    wanted = [np.concatenate([pairs(cosine_matrix(row)) for row in z]).std() for z in states]
+    assert max(wanted) < 2e-4
+    assert measure(model, inputs=ids).std == pytest.approx(wanted, rel=0.02, abs=2e-7)
 
 
 def test_the_same_sequences_in_any_wrapping_and_the_first_so_many():

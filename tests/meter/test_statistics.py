@@ -145,7 +145,7 @@ def test_rotation_and_scale_change_nothing(tokens, width, seed, scale):
     z = torch.tensor(rng.normal(size=(tokens, width)) + rng.normal(size=width))
     q = torch.linalg.qr(torch.tensor(rng.normal(size=(width, width)))).Q
     a, b = by_name(z), by_name(scale * z @ q)
-    for name in ("mean_cosine", "mean_cosine_all", "mean_square_cosine", "mean_cosine_without_first", "apart_0"):
+    for name in ("mean_cosine", "mean_cosine_all", "cosine_variance", "mean_cosine_without_first", "apart_0"):
         assert a[name] == pytest.approx(b[name], abs=1e-9)
     assert b["token_norm"] == pytest.approx(scale * a["token_norm"])
     shuffled = by_name(z[torch.tensor(rng.permutation(tokens))])

@@ -161,7 +161,8 @@ def measure(
         about_model = identity(source, network, reader, init=init, width=reader.width)
         same_model = {name: value for name, value in about_model.items() if name != "name"}  # the model may have moved
         keyed = {name: value for name, value in settings.items() if name != "batch"}  # another device may be used
-        key = hashlib.sha256(json.dumps([same_model, opened.sha256, keyed]).encode()).hexdigest()
+        parts_of_key = [same_model, opened.sha256, keyed, columns(tokens, spectral=spectral)]
+        key = hashlib.sha256(json.dumps(parts_of_key).encode()).hexdigest()
         finish = functools.partial(
             build, model=about_model, text=about_text, settings=settings, origins=drawn.origins, notes=notes,
             final_norm=reader.final_norm, versions=versions("decondense", "torch", "transformers", "numpy"),

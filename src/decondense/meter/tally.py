@@ -74,7 +74,7 @@ class Tally:
             raise ValueError(f"{path} is no partial measurement: delete it and start again.") from error
         if stored_key != key:
             raise ValueError(
-                f"{path} belongs to another measurement (model, text, windows, tokens, seed or views differ): "
+                f"{path} belongs to another measurement (model, text, windows, tokens, seed, views or version differ): "
                 "repeat the first command, or choose another output folder."
             )
         rows = dict(zip(arrays["windows"].tolist(), arrays["rows"]))
