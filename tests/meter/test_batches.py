@@ -246,6 +246,13 @@ def test_refused(options, sentence):
         measure(build("llama"), **options)
 
 
+def test_numbers_of_numpy_are_numbers_also_in_the_file():
+    model, ids = build("llama"), tokens(3)
+    plain = {"windows": 2, "seed": 3, "last": 2, "bootstrap": 20}
+    numpys = {name: np.int64(value) for name, value in plain.items()}
+    assert dc.measure(model, inputs=ids, **numpys).to_json() == dc.measure(model, inputs=ids, **plain).to_json()
+
+
 def test_an_output_head_of_its_own_is_not_loaded_and_not_counted(tmp_path):
     """docs/measuring.md says so, and the page; of a model in memory all is counted."""
     model = llama()

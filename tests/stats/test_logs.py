@@ -243,6 +243,13 @@ def test_order_does_not_matter(tmp_path):
     assert (again.macro.p, again.tasks[0].gained) == (first.macro.p, first.tasks[0].gained)
 
 
+def test_numbers_of_numpy_are_numbers_also_in_the_file(tmp_path):
+    arms = [table(tmp_path / f"{k}.csv", [(n, (n + k) % 3 // 2) for n in range(20)]) for k in range(2)]
+    plain = {"bootstrap": 0, "permutations": 50, "seed": 3, "matters": 0.5}
+    numpys = {name: np.float32(value) if name == "matters" else np.int64(value) for name, value in plain.items()}
+    assert dc.significance(*arms, **numpys).to_json() == dc.significance(*arms, **plain).to_json()
+
+
 # -- bad input -----------------------------------------------------------------------------------------------
 
 ROWS = [(n, n % 2) for n in range(8)]

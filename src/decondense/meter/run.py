@@ -111,6 +111,8 @@ def measure(
     returns the whole result.
     """
     check(**locals())
+    windows, tokens, seed, last, bootstrap = map(int, (windows, tokens, seed, last, bootstrap))  # no JSON of numpy's
+    batch = None if batch is None else int(batch)
     progress = progress or nobody
     loading = {"dtype": dtype, "device": device, "init": init, "seed": seed, "trust_remote_code": trust_remote_code}
     if inputs is not None:

@@ -79,9 +79,11 @@ def significance(
         the content of ``result.json``, with ``to_pandas()`` and ``plot()``.
     """
     check_flags(paired=paired, common=common)
-    _check_options(alpha, power, bootstrap, permutations)
+    _check_options(alpha, power, bootstrap, permutations, seed)
     if matters is not None and not matters > 0:
         raise ValueError(f"matters must be a difference above 0, in points, got {matters}: take 0.3, for instance.")
+    bootstrap, permutations, seed = map(int, (bootstrap, permutations, seed))  # no JSON of numpy's numbers
+    matters = None if matters is None else float(matters)
     wanted = Wanted(tuple(name.strip() for name in (metric or "").split(",") if name.strip()), filter, cluster)
     inputs = [_several(arm) for arm in (base, treated)]
     logs = read_all([*inputs[0], *inputs[1]], wanted)
@@ -217,7 +219,7 @@ def analyse(
     return {"tasks": tasks, "macro": macro}
 
 
-def _check_options(alpha: float, power: float, bootstrap: int, permutations: int) -> None:
+def _check_options(alpha: float, power: float, bootstrap: int, permutations: int, seed: int) -> None:
     if not 0 < alpha < 1 or not 0 < power < 1:
         raise ValueError(f"alpha and power must lie between 0 and 1, got {alpha} and {power}: take 0.05 and 0.8.")
     if power <= alpha:
@@ -229,6 +231,8 @@ def _check_options(alpha: float, power: float, bootstrap: int, permutations: int
         raise ValueError(f"bootstrap must be a number of resamplings, got {bootstrap!r}: take 0 to leave it out.")
     if not is_whole(permutations, 1):
         raise ValueError(f"permutations must be a whole number of at least 1, got {permutations!r}: take 10000.")
+    if not is_whole(seed, 0):
+        raise ValueError(f"seed must be a whole number of at least 0, got {seed!r}: leave it out for 0.")
 
 
 def _row(
