@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import lzma
+import math
 
 import pyarrow
 import pyarrow.parquet
@@ -205,7 +206,9 @@ def test_bad_files(tmp_path, name, content, message):
         ("shakespeare", ValueError, "a file or one of wikitext-2, wikitext-103"),
         ("wikitext2", ValueError, "did you mean 'wikitext-2'"),
         ("wikitext-2:vaild", ValueError, "'wikitext-2' has no split 'vaild': did you mean 'valid'"),
-        (["a", 3], ValueError, "every row of the list must be a string or have .*got int"),
+        (["a", 3], ValueError, "every row of the list must be a string or have .*got int in row 2: leave"),
+        (["a", None], ValueError, r"^every row of the list .*, got None in row 2: leave out rows without a text\.$"),
+        ([math.nan, "a"], ValueError, "got nan in row 1: leave out rows without a text"),
         ([{"body": "a"}], ValueError, "got the columns body: name the column .* for train and evaluate call it 'text'"),
         ({"train": ["a"], "test": ["b"]}, TypeError, "got dict of train, test: pass one of them"),
         (3, TypeError, "got int"),
@@ -262,6 +265,8 @@ def test_a_column_without_text_is_said_to_be_one(tmp_path):
 def test_a_wrong_column_and_an_empty_folder(tmp_path):
     with pytest.raises(ValueError, match="has no column 'txt': did you mean 'text'"):
         open_text([{"text": "a"}], column="txt")
+    with pytest.raises(ValueError, match=r"got a string in row 2: leave out column, 'txt'\.$"):
+        open_text([{"txt": "a"}, "b"], column="txt")
     with pytest.raises(FileNotFoundError, match="got none"):
         open_text(tmp_path)
 

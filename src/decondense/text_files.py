@@ -113,7 +113,7 @@ def _table_rows(content: str, delimiter: str, where: str) -> Iterator[dict[Any, 
 
 def row_documents(rows: Iterable[Any], column: str | None, *, where: str) -> Iterator[str | None]:
     """Yield the document of every row, a string or a dictionary with the field ``column``; None for None and NaN."""
-    for row in rows:
+    for number, row in enumerate(rows, 1):
         fields = [column] if column is not None else [name for name in FIELDS if isinstance(row, dict) and name in row]
         if isinstance(row, str) and column is None:
             document = row
@@ -127,10 +127,17 @@ def row_documents(rows: Iterable[Any], column: str | None, *, where: str) -> Ite
                     f"{NAMING} of {', '.join(map(str, row))}."
                 )
         else:
-            has = f"the columns {', '.join(map(str, row))}" if isinstance(row, dict) else type(row).__name__
+            if isinstance(row, dict):
+                got = f"the columns {', '.join(map(str, row))}"
+                remedy = f"name the column that holds the text {NAMING}"
+            elif isinstance(row, str):
+                got, remedy = f"a string in row {number}", f"leave out column, {column!r}"
+            else:
+                got = f"{row if _is_document(row) else type(row).__name__} in row {number}"
+                remedy = "leave out rows without a text"
             raise ValueError(
-                f"every row of {where} must be a string or have one of the fields {', '.join(FIELDS)}, got {has}: name "
-                f"the column that holds the text {NAMING}."
+                f"every row of {where} must be a string or have one of the fields {', '.join(FIELDS)}, got {got}: "
+                f"{remedy}."
             )
         yield document if isinstance(document, str) else None
 
