@@ -125,6 +125,7 @@ class ModuleReader:
                 "is read: to read each, let what it returns pass through an nn.Identity of its own each time, and name "
                 "those."
             )
+            del self._outputs[name]  # in `_outputs` the latest call is the last
         self._outputs[name] = out[0] if isinstance(out, tuple) else out
 
     def once(self, inputs: dict[str, Any]) -> Capture:
@@ -153,7 +154,8 @@ class ModuleReader:
                 "forward one of those names."
             )
         positions = None if "image" in self.sides else given.get("position_ids")
-        return Capture(states, masks[0], positions, None if one_mask else masks)
+        order = [self.names.index(name) for name in outputs]
+        return Capture(states, masks[0], positions, None if one_mask else masks, order=order)
 
     def _own(self, given: dict[str, Any], state: int) -> dict[str, Any]:
         """The model's arguments that may describe a layer's tokens: for a layer over the target, none of the source."""

@@ -83,7 +83,7 @@ def measure(
             mapping of its arguments, or an iterable of either, such as a DataLoader. The first ``windows`` sequences
             take the place of windows, each with the tokens that its mask keeps; see docs/measuring.md.
         modules: with ``inputs``: patterns of submodules whose outputs (batch, tokens, width) are measured instead of
-            the model's hidden states, for any ``nn.Module``; as in ``regularize``.
+            the model's hidden states, for any ``nn.Module``; as in ``regularize``. Their order is that of the calls.
         mask: with ``inputs``: a function of a batch that returns (batch, tokens), true where a token counts, like
             ``lambda batch: batch["input_ids"] == image_token``; tokens that the attention mask leaves out stay out.
         windows, tokens, seed: the number of windows (with ``inputs``: at most so many sequences), their exact length
