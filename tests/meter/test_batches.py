@@ -190,6 +190,31 @@ def test_the_same_sequences_in_any_wrapping_and_the_first_so_many():
         assert (more in c.notes) is not isinstance(inputs, list)
 
 
+@pytest.mark.parametrize("look", [dc.monitor, measure])
+def test_what_may_be_a_mask_or_targets_is_refused_and_not_guessed(look):
+    """In a list they were measured as sequences; a loader's mask was left out, so that padding counted."""
+    model, text, padding = llama(), tokens(4, 10), padded()["attention_mask"][:4]
+    ids = text[:, 1:]
+    remedy = "give a mapping of the model's arguments, {'input_ids': …, 'attention_mask': …}, or the inputs alone."
+    several = "inputs must be one batch or several that are alike, got a"
+    doubt = "which may be one batch with its targets or its mask"
+    for second in (padding, padding.bool(), padding.float(), torch.zeros(4), torch.zeros(4, 2), ids.clone()):
+        for pair in ([ids, second], (ids, second)):
+            words = f"{several} {type(pair).__name__} of (4, 9), {tuple(second.shape)}, {doubt}: {remedy}"
+            with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+                look(model, inputs=pair)
+    for pair in ([text[:, :-1], ids], [{"input_ids": ids}, torch.zeros(4)]):
+        with pytest.raises(ValueError, match=re.escape(doubt)):
+            look(model, inputs=pair)
+    for more in ([padding], [padding.bool()], [padding.float(), torch.zeros(4)]):
+        words = r"^a batch must be inputs, .* got a list of \(2, 9\), \(2, 9\).*, of which one may be a mask: "
+        with pytest.raises(ValueError, match=words + re.escape(remedy)):
+            look(model, inputs=DataLoader(TensorDataset(ids, *more), batch_size=2))
+    loader = DataLoader(TensorDataset(text[:, :-1], ids))
+    for fine in (ids.split(2), [ids, ids.flip(1)], loader, [(ids, torch.ones(4))]):
+        look(model, inputs=fine)
+
+
 @pytest.mark.usefixtures("unpainted")
 def test_inputs_have_a_fingerprint_and_the_result_is_one_like_any_other(tmp_path):
     config = ViTConfig(hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32, image_size=8,

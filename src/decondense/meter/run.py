@@ -80,8 +80,9 @@ def measure(
             alone is enough.
         text: a named text, a file, ``"-"`` for stdin, strings, or a table; see ``decondense.text``.
         inputs: instead of a text, batches of what the model reads: a tensor (token ids, pixel values, features), a
-            mapping of its arguments, or an iterable of either, such as a DataLoader. The first ``windows`` sequences
-            take the place of windows, each with the tokens that its mask keeps; see docs/measuring.md.
+            mapping of its arguments, which may have a mask, or an iterable of either, such as a DataLoader. The first
+            ``windows`` sequences take the place of windows, each with the tokens that its mask keeps; see
+            docs/measuring.md.
         modules: with ``inputs``: patterns of submodules whose outputs (batch, tokens, width) are measured instead of
             the model's hidden states, for any ``nn.Module``; as in ``regularize``. Their order is that of the calls.
         mask: with ``inputs``: a function of a batch that returns (batch, tokens), true where a token counts, like
