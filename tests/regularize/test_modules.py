@@ -343,6 +343,11 @@ def test_a_mask_that_is_not_read_is_named_once():
     for call in (lambda: watched(model, ids, mask == 0), lambda: measured(model, ids=ids, pad_mask=mask == 0)):
         with pytest.warns(UserWarning, match=words):
             call()
+    with warnings.catch_warnings():  # a function that reads it makes the sentence untrue
+        warnings.simplefilter("error")
+        batch, rest = {"ids": ids, "pad_mask": mask == 0}, {"modules": BLOCKS, "bootstrap": 5}
+        found = dc.measure(model, inputs=batch, mask=lambda batch: ~batch["pad_mask"], **rest)
+    assert [window["tokens"] for window in found.record.windows] == [n for n in mask.sum(1).tolist() if n > 1]
     for compiled in (False, True):
         torch.compiler.reset()
         with dc.regularize(model, modules=BLOCKS) as handle, warnings.catch_warnings(record=True) as seen:

@@ -48,8 +48,9 @@ class NamedStates:
 
     final_norm = False
 
-    def __init__(self, model: nn.Module, patterns: str | Sequence[str], *, probe: Batch) -> None:
+    def __init__(self, model: nn.Module, patterns: str | Sequence[str], *, probe: Batch, masked: bool) -> None:
         self.model, self.reader = model, ModuleReader(model, patterns)
+        self.reader.masked = masked
         if len(set(self.reader.sides)) > 1:
             raise ValueError(
                 f"modules must name layers of one stack of {type(model).__name__}, whose encoder and decoder read "
@@ -128,7 +129,7 @@ def measure_batches(
     if modules is None:
         reader = StateReader(network, stack=stack, probe=first)
     else:
-        reader = NamedStates(network, modules, probe=first)
+        reader = NamedStates(network, modules, probe=first, masked=mask is not None)
     share = Gathered(np.zeros((reader.states, FINE_BINS), dtype=np.int64))
     digest, seen, unread, packed = hashlib.sha256(), 0, False, False
     waiting: list[Callable[[], None]] = []  # a GPU gets the next batch before the host waits for this one
