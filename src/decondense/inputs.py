@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .geometry import shape_or_type
 from .insides.transformers import is_encoder_decoder
+from .words import warn
 
 TARGETS = ("labels", "return_loss")  # dropped, since a measurement needs no loss
 PADDING = ("src_key_padding_mask", "key_padding_mask")  # names in torch's own modules; true where there is padding
@@ -109,6 +110,19 @@ def unread_mask(given: dict[str, Any], shape: torch.Size) -> str | None:
         if value.shape == shape and ("pad" in name or not pairs):
             return name
     return None
+
+
+def tell_unread(batch: dict[str, Any], name: str) -> None:
+    """Warn of a mask of tokens in a batch of a transformers model that `token_mask` does not read; the model might pass
+    over it too, as many take any keyword. `name` is the argument with the tokens."""
+    tokens = next((batch[key] for key in (name, "inputs_embeds") if isinstance(batch.get(key), Tensor)), None)
+    masks = (key for key, value in batch.items() if "mask" in key and _may_mask(tokens, value))
+    unread = next((key for key in masks if not key.endswith("attention_mask")), None)
+    if unread is not None and token_mask(batch) is None:
+        warn(
+            f"padding is read from attention_mask (1: a token), got {unread}, which is not read, so that every token "
+            "counts: if it marks padding, call it attention_mask in the batch."
+        )
 
 
 def stating(

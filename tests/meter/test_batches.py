@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from functools import partial
 
 import numpy as np
@@ -213,6 +214,22 @@ def test_what_may_be_a_mask_or_targets_is_refused_and_not_guessed(look):
     loader = DataLoader(TensorDataset(text[:, :-1], ids))
     for fine in (ids.split(2), [ids, ids.flip(1)], loader, [(ids, torch.ones(4))]):
         look(model, inputs=fine)
+
+
+@pytest.mark.parametrize("look", [dc.monitor, measure])
+def test_a_mask_of_another_name_is_told(look):
+    """A model that takes any keyword passes over it too."""
+    model, ids, mask = llama(), padded()["input_ids"] % 64, padded()["attention_mask"]
+    for name, kind in (("mask", mask), ("padding_mask", mask.bool()), ("attn_mask", mask.float())):
+        words = f"padding is read from attention_mask (1: a token), got {name}, which is not read, so that every token"
+        with pytest.warns(UserWarning, match=f"^{re.escape(words)} .* call it attention_mask in the batch"):
+            look(model, inputs={"input_ids": ids, name: kind})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        look(model, inputs={"input_ids": ids, "mask": mask, "attention_mask": mask})
+        if look is measure:
+            c = measure(model, inputs={"input_ids": ids, "mask": mask}, mask=lambda batch: batch["mask"])
+            assert [w["tokens"] for w in c.record.windows] == [n for n in LENGTHS if n > 1]
 
 
 @pytest.mark.usefixtures("unpainted")

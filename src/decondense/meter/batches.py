@@ -24,7 +24,7 @@ from ..capture import Capture
 from ..files import versions
 from ..geometry import counting, shape_or_type
 from ..hidden_states import reader_of
-from ..inputs import Named, arguments, batches_of, main_input
+from ..inputs import Named, arguments, batches_of, main_input, tell_unread
 from ..models import Source
 from ..named_layers import ModuleReader
 from ..packing import Documents, unmasked_documents
@@ -128,6 +128,8 @@ def measure_batches(
     reader: Any
     if modules is None:
         reader = StateReader(network, stack=stack, probe=first)
+        if mask is None:
+            tell_unread(first, main)
     else:
         reader = NamedStates(network, modules, probe=first, masked=mask is not None)
     share = Gathered(np.zeros((reader.states, FINE_BINS), dtype=np.int64))

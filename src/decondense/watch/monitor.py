@@ -17,7 +17,7 @@ from .. import hidden_states as hs
 from ..capture import Capture, Hook
 from ..checks import is_whole
 from ..geometry import NO_NUMBER, counting, shape_or_type
-from ..inputs import arguments, batches_of, called_with, main_input
+from ..inputs import arguments, batches_of, called_with, main_input, tell_unread
 from ..insides.transformers import is_encoder_decoder
 from ..meter.batches import checked
 from ..meter.result import BINS
@@ -98,9 +98,12 @@ class Monitor:
             return
         if modules is None:
             hs.refuse_prompts(model)
-        self.batches = [checked(batch, model) for batch in batches_of(inputs, main_input(unwrap_peft(model)))]
+        main = main_input(unwrap_peft(model))
+        self.batches = [checked(batch, model) for batch in batches_of(inputs, main)]
         if not self.batches:
             raise ValueError("inputs must hold at least one batch, got none: leave them out to read training batches.")
+        if modules is None:
+            tell_unread(self.batches[0], main)
         if any(hasattr(p, "device_mesh") for p in model.parameters()):
             raise ValueError(
                 "inputs need a pass of their own, which a model sharded by FSDP cannot make in between: leave inputs "
