@@ -29,6 +29,9 @@ def read_logs(path: str | Path, wanted: Wanted | None = None) -> list[Log]:
     logs = _read(Path(path), wanted or Wanted())
     for log in logs:
         columns.check(log)
+        for scores in log.tasks.values():
+            if wanted is not None and wanted.higher_is_better is not None and scores.given is not None:
+                scores.higher_is_better = wanted.higher_is_better
     return logs
 
 
@@ -256,7 +259,7 @@ def _tables(path: Path, wanted: Wanted) -> list[Log]:
                 raise ValueError(
                     f"{str(path)!r} must name the metric of scores that are not between 0 and 1, but those of {task!r} "
                     f"go {reach}: give --metric or a column metric; lower is then better for names such as loss, "
-                    "higher for all others, such as score."
+                    "higher for names such as score."
                 )
             prompts = texts.get("hash") or texts.get("prompt")
             hashes: dict[str, Any] = {"table": partial(list, prompts)} if prompts else {}
