@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from by_hand import cli
+from by_hand import cli, make_item
 
 import decondense as dc
 from decondense.evaluate.directions import direction
@@ -57,6 +57,17 @@ def test_a_doubtful_name_is_a_note_with_the_remedy_and_the_remedy_works(tmp_path
         assert (tmp_path / metric / "result.json").read_text() == other.to_json()
     with pytest.raises(ValueError, match="higher_is_better must be True or False, got 'no'"):
         dc.significance(base, treated, higher_is_better="no")
+
+
+def test_rounding_does_not_take_shares_beyond_one(make_run):
+    """Sums of probabilities, such as TruthfulQA's mc2, end a rounding above 1."""
+
+    def run(name, top):
+        return make_run(name, {"t": [make_item("t", n, top if n % 2 else n / 40) for n in range(40)]})
+
+    base, treated = run("a", 1.0), run("b", 1 + 2.4e-7)
+    assert not any("the scores go" in note for note in dc.significance(base, treated, bootstrap=0).notes)
+    assert any("from 0 to 1.01" in note for note in dc.significance(base, run("c", 1.01), bootstrap=0).notes)
 
 
 def test_a_changed_copy_of_scores_keeps_their_sign():

@@ -20,6 +20,8 @@ from .items import TEXT, EvaluatedRun, log_shares
 
 USUAL = ("acc", "exact_match", "accuracy", "em", "score")
 """Where no metric is named, the first of these that a task has is compared, or else the task's first."""
+ROUNDING = 1e-6
+"""Sums of probabilities in single precision lie so far beyond 1."""
 
 
 @dataclass
@@ -124,7 +126,7 @@ def hashed(*files: Path) -> str:
 
 def beyond_shares(scores: np.ndarray) -> str:
     """From where to where scores go that are not all between 0 and 1, in words; "" where they are."""
-    if not np.any((scores < 0) | (scores > 1)):
+    if not np.any((scores < -ROUNDING) | (scores > 1 + ROUNDING)):
         return ""
     return f"from {np.nanmin(scores):g} to {np.nanmax(scores):g}".replace("-", "−")
 
