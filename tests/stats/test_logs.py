@@ -371,6 +371,17 @@ def test_folders_with_more_than_one_run(tmp_path):
         read_logs(tmp_path)
 
 
+def test_a_quote_that_is_never_closed_swallows_no_rows(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text('item,score,prompt\n1,1,"One\nline"\n2,0,"Two\n3,0,Three\n')
+    with pytest.raises(
+        ValueError, match=r"every quote in .*t.csv' must be closed, .* opens in line 4 is not: close it"
+    ):
+        read_logs(path)
+    path.write_text('item,score,prompt\n1,1,One\n2,0,"Two\nlines"\n')
+    assert one(path).tasks["items"].ids == ["1", "2"]
+
+
 def test_names_that_are_not_there():
     base, treated = LOGS / "lm-eval" / "base", LOGS / "lm-eval" / "treated"
     with pytest.raises(ValueError, match=r"must have the metric f1, got acc, acc_norm: "):

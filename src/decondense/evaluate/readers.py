@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..records import Damaged
+from ..text_files import check_quotes
 from ..words import perhaps_beside
 from . import logs as columns
 from .items import item_hash, load_run, read_as, right_share
@@ -295,4 +296,7 @@ def _columns(path: Path) -> dict[str, list[Any]]:
             table = parquet.read_table(path)
         else:
             table = json_lines.read_json(path, json_lines.ReadOptions(block_size=block))
-    return {name: table.column(name).to_pylist() for name in table.column_names}
+    values = {name: table.column(name).to_pylist() for name in table.column_names}
+    if path.suffix == ".csv" and any("\n" in str(value[-1]) for value in values.values() if value):
+        check_quotes(path.read_text(encoding="utf-8-sig"), ",", repr(str(path)))
+    return values
