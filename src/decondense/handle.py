@@ -46,7 +46,8 @@ class Engine(Protocol):
         """Add `attachment.weight * attachment.take(…)` to the loss of every training call from now on.
 
         Call `attachment.read(wanted)` to collect the hidden states of the calls for which wanted() is true; push
-        onto `attachment.undo` a callback for everything that `remove()` must put back.
+        onto `attachment.undo` a callback for everything that `remove()` must put back. An engine may have `replaces`,
+        an earlier attachment to its model, which `attach` then removes.
         """
 
 
@@ -144,7 +145,7 @@ class Attachment:
 
     def __init__(self, engine: Engine, term: Term, modules: str | Sequence[str] | None = None) -> None:
         earlier = attached_to(engine.model)
-        if earlier is not None:
+        if earlier is not None and getattr(engine, "replaces", None) is not earlier:
             other = "" if earlier.model is engine.model else f" by way of its {type(earlier.model).__name__}"
             raise RuntimeError(
                 f"this {type(engine.model).__name__} already has a loss attached{other}: call remove() on its handle "
