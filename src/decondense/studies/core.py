@@ -32,7 +32,7 @@ from ..files import from_yaml, grouped, safe_name, to_yaml, versions, write_csv,
 from ..records import Training, find
 from ..stats.verdicts import UNDECIDED
 from ..words import duration, first_few, nobody, perhaps, round_to, several
-from .arms import recipe_of, teachers_first
+from .arms import recipe_of, teachers_first, unlike
 from .runs import Conclusion, Members, Planned, Run, Runs, measured_name, trained_name
 from .settings import SCALES, Settings, check_form, command_of, put_change, resolved, scale_file
 from .work import NotRun, Workshop, clear_teachers, in_small, known_runs, make, save_run
@@ -150,13 +150,16 @@ def run(
     chosen = select(study, plan, pieces)
     is_new = read_config(study, scale, folder) is None
     members = Members(plan, settings)
-    done = {one.name for one in _runs(folder, members).values()}
+    done = {one.name: one for one in _runs(folder, members).values()}
     reusable = known_runs(reuse, members)
     shop = Workshop(folder, settings, data, bench, device, say, timed and study.timed, reusable, progress)
     missing = [planned for planned in chosen if planned.name not in done]
     for planned in chosen:
         if planned.name in done:
-            say(f"{planned.name}: already done")
+            record, differing = done[planned.name].record, ""
+            if isinstance(record, Training):
+                differing = unlike(members.recipes[str(planned.arm)], record.recipe)
+            say(f"{planned.name}: already done" + (f", but with {differing}" if differing else ""))
     begun, reason = time.monotonic(), ""
     try:
         _write_config(study, scale, folder, settings)
