@@ -143,6 +143,8 @@ class Attachment:
     given      penalties handed out since the last step; `reached`: whether a backward pass has reached one of them
     """
 
+    model: nn.Module
+
     def __init__(self, engine: Engine, term: Term, modules: str | Sequence[str] | None = None) -> None:
         earlier = attached_to(engine.model)
         if earlier is not None and getattr(engine, "replaces", None) is not earlier:
