@@ -117,7 +117,7 @@ def crossed(base, treated, **options):
 
 
 COLUMNS = (
-    "mean_cosine", "mean_cosine_all", "mean_square_cosine", "mean_direction_norm", "token_norm",
+    "mean_cosine", "mean_cosine_all", "cosine_variance", "mean_direction_norm", "token_norm",
     "mean_cosine_without_first", "top3_variance_share", "mean_cosine_without_variance3", "top3_cosine_share",
     "mean_cosine_without_cosine3", *(f"apart_{k}" for k in range(9)),
 )  # fmt: skip
@@ -141,7 +141,7 @@ def condensation(
         row = rng.uniform(0.1, 0.2, size=(layers + 2, len(COLUMNS)))
         row[:, 0] = means + 0.03 * rng.normal() + 0.004 * rng.normal(size=layers + 2)
         row[:, 1] = row[:, 0] + 0.002
-        row[:, 2] = row[:, 0] ** 2 + 0.13**2
+        row[:, 2] = 0.13**2
         row[:, 7] = row[:, 0] * 0.3
         row[:, 9] = row[:, 0] * 0.25
         tally.rows[w] = row

@@ -67,8 +67,10 @@ def test_a_version_says_its_commit(monkeypatch, tmp_path):
         files._version.cache_clear()
         return files.versions("decondense")["decondense"]
 
-    monkeypatch.setenv("DECONDENSE_COMMIT", "abc1234")
-    assert told() == f"{__version__}+gabc1234"
+    for given in ("abc1234", "abc1234" + "0f" * 16 + "a"):
+        for end in ("", ".dirty"):
+            monkeypatch.setenv("DECONDENSE_COMMIT", given + end)
+            assert told() == f"{__version__}+gabc1234{end}"
     monkeypatch.delenv("DECONDENSE_COMMIT")
     made = tmp_path / "clone" / "src" / "decondense" / "files.py"
     made.parent.mkdir(parents=True)

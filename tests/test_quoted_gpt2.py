@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from typing import Any
 
 import numpy as np
 from test_quoted_budgets import (
@@ -24,11 +26,17 @@ from test_quoted_budgets import (
     tenths,
     words_of,
 )
-from test_quoted_results import PLAIN, RESULTS, table
+from test_quoted_results import PLAIN, README, RESULTS, ROOT, STUDIES, estimate, runs, table
 
+from decondense.records import read
+from decondense.stats.crossed import crossed_macro
 from decondense.stats.verdicts import interval, signed
 from decondense.studies.contrasts import by_texts
-from decondense.studies.runs import by_document
+from decondense.studies.outcomes import paired_outcomes
+from decondense.studies.pretrain import tokens_saved
+from decondense.studies.runs import by_document, quantisation
+
+FASTER, LAMBADA = "gpt2 at 0.005", "lambada_openai"
 
 
 def peaks(arm: str, after: float) -> list[float]:
@@ -54,7 +62,7 @@ def test_the_gpt2_with_160m():
         level(f"{arm}") for arm in (f"{PLAIN} · llama · 160M", f"{PLAIN} · {place}", f"{DISPERSED} · {place}")
     )
     assert (
-        f"ends at {llama:.3f} with the same tokens; this GPT2 at {plain:.3f}, and with dispersion at {dispersed:.3f}."
+        f"ends at {llama:.3f} with 160M tokens; this GPT2 at {plain:.3f}, and with dispersion at {dispersed:.3f}."
         in RESULTS
     )
     assert 0.70 < (dispersed - llama) / (plain - llama) < 0.80  # "Three quarters of that distance stay"
@@ -154,13 +162,25 @@ def test_the_gpt2_with_more_tokens():
     high = [[x for x in early_outliers(f"{arm} · {model} · 320M") if x > 10] for arm in (PLAIN, UNIFORM)]
     assert list(map(len, high)) == [1, 2]
     words = (
-        "With 320M one run of cross-entropy and two of uniformity have {:.0f} to {:.0f} %, and all three of dispersion"
+        "With 320M one run of cross-entropy and two of uniformity have {:.0f} to {:.0f} %, and all five of dispersion"
     )
-    dispersed = early_outliers(f"{DISPERSED} · {model} · 320M")
-    words += f" {min(dispersed):.0f} to {max(dispersed):.0f} %."
+    dispersed, slower = (early_outliers(f"{arm} · 320M") for arm in (f"{DISPERSED} · {model}", f"{PLAIN} · gpt2"))
+    words += f" {min(dispersed):.0f} to {max(dispersed):.0f} %; at 0.003 cross-entropy has {min(slower):.0f} to"
+    words += f" {max(slower):.0f} %."
     assert words.format(min(map(min, high)), max(map(max, high))) in RESULTS
     rare = tenths(UNIFORM, f"{model} · 320M")[:, 9]
     assert f"in every seed, by {rare.min():.3f} to {rare.max():.3f} nats." in RESULTS
+
+
+def at_slow() -> float:
+    """Millions of tokens that cross-entropy at 0.003 needs for what dispersion at 0.005 reaches with 160M, in tens."""
+    rates = runs("rates")
+    short, long, reached = (
+        np.mean([by_document(run) for run in arm.values()])
+        for arm in (rates[f"{PLAIN} · gpt2 160M · 0.003"], KEPT[f"{PLAIN} · gpt2 · 320M"],
+                    KEPT[f"{DISPERSED} · {FASTER} · 160M"])
+    )  # fmt: skip
+    return round(160 / (1 - tokens_saved([160, 320], [short, long], 160, reached)), -1)
 
 
 def test_the_table_of_the_gpt2():
@@ -169,7 +189,8 @@ def test_the_table_of_the_gpt2():
     assert len(rows) == 7
     for (tokens, loss), row in rows.items():
         arm = f"{loss} · {model} · {tokens / 1e6:.0f}M"
-        gaps = apart(loss, arm.partition(" · ")[2], seeds=tuple(KEPT[arm]))
+        seeds = tuple(s for s in KEPT[arm] if s in KEPT[f"{PLAIN} · {arm.partition(' · ')[2]}"])
+        gaps = apart(loss, arm.partition(" · ")[2], seeds=seeds)
         ends = f"{signed(min(gaps), 3)} to {signed(max(gaps), 3)}"
         told = "{} [{}, {}]".format(*(signed(row[x], 3) for x in ("difference", "low", "high")))
         level = corrected(arm, 4 if abs(CELLS[arm]["high"]) < 0.001 else 3)
@@ -177,7 +198,7 @@ def test_the_table_of_the_gpt2():
         line = f"| {tokens / 1e6:.0f}M | {loss.split()[0]} | {ahead} | {ends} | {told} | {level} |"
         assert line in RESULTS
         assert CELLS[arm]["low"] < -0.005 < CELLS[arm]["high"]  # "by the rule all seven are open"
-        base, treated = both(loss, arm.partition(" · ")[2], seeds=tuple(KEPT[arm]))
+        base, treated = both(loss, arm.partition(" · ")[2], seeds=seeds)
         for seed, run in treated.items():
             if len({(changed - plain).mean() > 0 for plain, changed in by_texts([base[seed]], [run])}) > 1:
                 mixed.append((loss, tokens))
@@ -186,7 +207,8 @@ def test_the_table_of_the_gpt2():
     words = (
         f"needs some {cost(DISPERSED, 160, model):.0f}M tokens to reach what 160M reach with dispersion (its runs with"
     )
-    assert f"{words} 320M, on which this rests, are three seeds, all unsteady)." in RESULTS
+    words += f" 320M, on which this rests, are three seeds, all unsteady; by those at 0.003 it is {at_slow():.0f}M)."
+    assert words in RESULTS
 
 
 def test_dispersion_with_fewer_and_more_tokens():
@@ -201,31 +223,24 @@ def test_dispersion_with_fewer_and_more_tokens():
     assert f"{words} doubling by {middle:.3f} [{ends[0]:.3f}, {ends[1]:.3f}] over these three." in RESULTS
     steady, unsteady = (peaks(f"{arm} · {model} · 320M", 128e6) for arm in (DISPERSED, PLAIN))
     assert max(steady) < 1 < min(unsteady)
-    words = "are steady ({:.2f}, {:.2f} and {:.2f}), and none of cross-entropy's is ({:.1f}, {:.1f} and {:.1f})."
-    assert words.format(*steady, *unsteady) in RESULTS
-    norms = [h.grad_norm for arm in both(DISPERSED, f"{model} · 320M") for run in arm.values() for h in run.history
-             if 66e6 < h.tokens < 150e6]  # fmt: skip
-    assert max(norms) < 0.5  # "while all runs are steady"
+    words = (
+        "five runs of dispersion with 320M are steady ({:.2f} to {:.2f}), and none of cross-entropy's three is ({:.1f},"
+    )
+    words += " {:.1f} and {:.1f})."
+    assert words.format(min(steady), max(steady), *unsteady) in RESULTS
     way = course(DISPERSED, f"{model} · 320M")
-    level = [signed(x, 3) for x in over(way, 64, 150)]
-    assert "level in training loss: the difference is {}, {} and {} in the three seeds.".format(*level) in RESULTS
-    assert "Dispersion is ahead by up to {:.3f}, after {:.0f}M, and".format(*lead(way)) in RESULTS
-    when, before = [], []
+    level, top = over(way, 50, 150).mean(), lead(way)[0]
+    assert abs(level) < 0.01  # "level with cross-entropy"
+    last = -over(way, 280, 321).mean()
+    before = []
     for i, run in enumerate(both(DISPERSED, f"{model} · 320M")[0].values()):
         later = [h for h in run.history if h.tokens > 128e6]
         first = next(j for j, h in enumerate(later) if h.grad_norm > 1)
-        when.append(later[first].tokens / 1e6)
         before.append(-way[later[first - 1].step * 32768 / 1e6][i])
-        if i == 0:  # "steady again from 251M on, and ends the furthest behind"
-            calm = [h.tokens / 1e6 for h in later if h.grad_norm > 1][-1]
-            assert next(round(h.tokens / 1e6) for h in later if h.tokens / 1e6 > calm) == 251
-    words = "exceeds 1 after {:.0f}M, {:.0f}M and {:.0f}M; at the log before, dispersion is ahead by".format(*when)
-    assert "{} {:.3f}, {:.3f} and {:.3f}.".format(words, *before) in RESULTS
-    assert before[2] < 0.01 < 0.06 < min(before[:2])  # "In two seeds … in the third, seed 13, the lead came after"
-    assert min(gaps) == gaps[0]
-    assert f"and by {-over(way, 280, 321).mean():.3f} over the last 40M." in RESULTS
-    assert "from 50M to 150M and then ahead, by 0.12 at most and 0.07 at the end." in RESULTS
-    shots = [[run.snapshots[-1] for run in KEPT[f"{arm} · {model} · 320M"].values()] for arm in (PLAIN, DISPERSED)]
+    words = "first exceeded 1, {:.3f} and {:.3f} nats of training loss, in the third nearly none, {:.3f}."
+    assert words.format(*before) in RESULTS
+    assert f"from 50M to 150M and then ahead, by {top:.2f} at most and {last:.2f} at the end." in RESULTS
+    shots = [[run.snapshots[-1] for run in arm.values()] for arm in both(DISPERSED, f"{model} · 320M")]
     ends = [np.mean([of(shot) for shot in some])
             for of in (lambda shot: shot.blocks, lambda shot: shot.mean_cosine[-1]) for some in shots]  # fmt: skip
     words = "Dispersion takes the mean cosine of the blocks from {:.3f} to {:.3f}, and of the last state from {:.3f} to"
@@ -234,10 +249,140 @@ def test_dispersion_with_fewer_and_more_tokens():
     assert (by_tenth < 0).all()
     words = "with 320M by {:.3f}, {:.3f} and {:.3f}."
     assert words.format(*(-by_tenth.mean(0)[i] for i in (0, 8, 9))) in RESULTS
-    at_end = [[run.probes[-1].gradient_noise for run in KEPT[f"{arm} · {model} · 320M"].values()]
+    at_end = [[run.probes[-1].gradient_noise for run in both(arm, f"{model} · 320M")[1].values()]
               for arm in (DISPERSED, PLAIN, UNIFORM)]  # fmt: skip
     known = [np.mean([noise for noise in some if noise is not None]) for some in at_end]
     assert min(known) == known[0]  # "on average least with dispersion"
+
+
+def beside(arm: str, other: str, seeds: tuple[int, ...], kept: dict[str, Any] = KEPT) -> tuple[str, np.ndarray]:
+    """arm − other with its 95 % interval, as it is written, and (seeds, texts)."""
+    pairs = by_texts([kept[other][s] for s in seeds], [kept[arm][s] for s in seeds])
+    crossed = crossed_macro(pairs, paired=True)
+    low, high = (signed(x, 3) for x in crossed.interval())
+    told = f"{signed(crossed.difference, 3)} [{low}, {high}]"
+    return told, np.array([(treated - plain).mean(1) for plain, treated in pairs]).T
+
+
+def test_how_much_of_the_lead_is_the_rate():
+    slow, fast, dispersed = f"{PLAIN} · gpt2 · 320M", f"{PLAIN} · {FASTER} · 320M", f"{DISPERSED} · {FASTER} · 320M"
+    three = tuple(KEPT[fast])
+    assert three == (11, 12, 13)
+    (shared, whole), (rate, part) = (beside(arm, fast, three) for arm in (dispersed, slow))
+    left, gaps = beside(dispersed, slow, FIVE)
+    told = {name: f"{signed(d['estimate'], 3)} [{signed(d['low'], 3)}, {signed(d['high'], 3)}]"
+            for name, d in estimate("pretrain")["beside"].items()}  # fmt: skip
+    named = [[", ".join(arm.split(" · ")) for arm in pair] for pair in ((dispersed, slow), (slow, fast))]
+    assert told == {" minus ".join(pair): words for pair, words in zip(named, (left, rate))}
+    assert f"| dispersion at 0.005 minus cross-entropy at 0.005 | 3 | {shared} |" in RESULTS
+    assert f"| cross-entropy at 0.003 minus cross-entropy at 0.005 | 3 | {rate} |" in RESULTS
+    assert f"| **dispersion at 0.005 minus cross-entropy at 0.003** | 5 | {left} |" in RESULTS
+    assert f"320M, one rate, 0.005: {shared}, three seeds, against cross-entropy at 0.003: {left} |" in RESULTS
+    assert f"against the better of two rates: 320M {left}; at one rate: 40M" in README
+    assert gaps.max() < 0  # "below 0 in every text of every seed"
+    by_seed = gaps.mean(1)
+    words = f"{signed(by_seed.min(), 3)} to {signed(by_seed.max(), 3)} in single seeds, and below 0 in every text of"
+    assert words in RESULTS
+    assert f"Over the three seeds of the other lines alone it is {beside(dispersed, slow, three)[0]}." in RESULTS
+    assert 0.70 < part.mean() / whole.mean() < 0.80  # "three quarters"
+    brief, gained = (re.findall(r"[\d.]+", words) for words in (left, rate))
+    assert (
+        "by {0} nats [{2}, {1}] over five seeds, in every seed and every text, of cross-entropy".format(*brief)
+        in RESULTS
+    )
+    assert (
+        "cross-entropy is better at 0.003, by {0} nats [{2}, {1}], three quarters of the 0.060.".format(*gained)
+        in RESULTS
+    )
+    assert f"and with 320M by {brief[0]}, against the better of two rates of cross-entropy;" in RESULTS
+    recipe = " ".join((ROOT / "recipes" / "pretrain-small.yaml").read_text(encoding="utf-8").replace("#", "").split())
+    assert f"and with 320M {brief[0]} (its rate 0.005, cross-entropy's 0.003);" in recipe
+    assert (
+        f"by {re.findall(r'[0-9.]+', shared)[0]} nats, of which a better rate for cross-entropy, 0.003, takes" in README
+    )
+
+    rates, at = runs("rates"), "gpt2 160M"
+    before, shorter = beside(f"{DISPERSED} · {at} · 0.005", f"{PLAIN} · {at} · 0.003", FIVE, rates)
+    words = "by {} nats [{}, {}]; from there to 320M the difference changes by {} [{}, {}], over the same five seeds."
+    change = [signed(x, 3) for x in interval(list(by_seed - shorter.mean(1)))]
+    numbers = re.findall(r"[\d.]+", before)
+    assert words.format(numbers[0], *numbers[:0:-1], *change) in RESULTS
+
+    pairs = by_texts([KEPT[slow][s] for s in FIVE], [KEPT[dispersed][s] for s in FIVE])
+    crossed = crossed_macro(pairs, paired=True)
+    planned = estimate("rates")["own_rate"][f"{DISPERSED} · {at}"]["level"]
+    (strict,) = {cell["level"] for cell in CELLS.values()}
+    ends = [f"[{signed(low, 3)}, {signed(high, 3)}]" for low, high in map(crossed.interval, (planned, strict))]
+    assert "judged, 99.4 %, it is {}; at this study's corrected level, 99.8 %, {}, which".format(*ends) in RESULTS
+    uniform, behind = beside(f"{UNIFORM} · {FASTER} · 320M", slow, three)
+    words = f"by {behind.mean(1).min():.3f} to {behind.mean(1).max():.3f}: {uniform}."
+    assert f"is behind cross-entropy at 0.003 in each of three seeds, {words}" in RESULTS
+    norms = peaks(slow, 128e6)
+    steady = [s for s, norm in zip(FIVE, norms) if norm < 1]
+    over_one = [sum(h.grad_norm > 1 for h in KEPT[slow][s].history if h.tokens > 128e6) for s in (11, 12)]
+    assert (steady, over_one) == ([13, 14, 15], [2, 2])  # "at two logs each"
+    assert f"each, and is {max(norms):.2f} at most." in RESULTS
+    leads = [-gap for s, gap in zip(FIVE, by_seed) if s in steady]
+    assert "in which both are, the lead is {:.3f}, {:.3f} and {:.3f}.".format(*leads) in RESULTS
+    assert "two that were added have leads of {:.3f} and {:.3f}.".format(*-by_seed[3:]) in RESULTS
+
+    way = {h.tokens / 1e6: [logged(KEPT[dispersed][s], h.step) - logged(KEPT[slow][s], h.step) for s in FIVE]
+           for h in KEPT[slow][11].history}  # fmt: skip
+    assert over(way, 0, 64).max() < 0 < over(way, 64, 280).min()
+    words = f"by {over(way, 150, 200).mean():.3f} from 150M to 200M, and level over the last 40M"
+    assert f"{words} ({over(way, 280, 321).mean():.3f}), while" in RESULTS
+    apart = {h.tokens / 1e6: [logged(KEPT[slow][s], h.step) - logged(KEPT[fast][s], h.step) for s in three]
+             for h in KEPT[slow][11].history}  # fmt: skip
+    words = (
+        f"{-over(apart, 280, 321).mean():.3f} in training loss, over the last 40M, and by {gained[0]} on held-out text."
+    )
+    assert f"ends below cross-entropy at 0.005 by {words}" in RESULTS
+    at_tenths = np.array([[a["loss"] - b["loss"] for a, b in zip(*(KEPT[arm][s].held_out_by["frequency"]
+                          for arm in (dispersed, slow)))] for s in FIVE])  # fmt: skip
+    assert at_tenths.max() < 0  # "in every tenth of the text, in every seed"
+    words = "by {:.3f} nats in the most frequent and by {:.3f} in the rarest."
+    assert words.format(*-at_tenths.mean(0)[[0, 9]]) in RESULTS
+
+    llama, plain, ours = (np.mean([by_document(r) for r in KEPT[arm].values()])
+                          for arm in (f"{PLAIN} · llama · 320M", slow, dispersed))  # fmt: skip
+    assert f"With 320M it is {llama:.3f}, {plain:.3f} (at 0.003) and {ours:.3f}, and four fifths remain." in RESULTS
+    assert 0.75 < (ours - llama) / (plain - llama) < 0.85
+
+
+def test_rounding_and_tasks_of_both_rates():
+    places = {"dispersion": f"{DISPERSED} · {FASTER} · 320M", "plain": f"{PLAIN} · gpt2 · 320M"}
+    costs = {(name, scheme): [quantisation(scheme)(KEPT[arm][s]) for s in FIVE]
+             for name, arm in places.items() for scheme in ("int4", "int8-int8")}  # fmt: skip
+    four, eight = ([f"{min(costs[name, scheme]):.3f} to {max(costs[name, scheme]):.3f}" for name in places][::-1]
+                   for scheme in ("int4", "int8-int8"))  # fmt: skip
+    words = f"with 320M: {four[0]} by int4, where dispersion at 0.005 loses {four[1]}, in four of five seeds less; and"
+    assert f"{words} {eight[0]} by int8 with activations." in RESULTS
+    assert sum(a < b for a, b in zip(costs["dispersion", "int4"], costs["plain", "int4"])) == 4
+    shaken = np.argsort(peaks(places["dispersion"], 128e6))[-2:]
+    worst = np.array(costs["dispersion", "int8-int8"])[shaken]
+    assert sorted(worst) == sorted(costs["dispersion", "int8-int8"])[-2:]
+    assert "the two highest, {:.3f} and {:.3f}, are of the two seeds".format(*sorted(worst)) in RESULTS
+
+    scored = [[read(STUDIES / f"pretrain/runs/{arm}-320M-seed-{s}/outcomes.json") for s in FIVE]
+              for arm in ("cross-entropy-gpt2", "dispersion-all-0.1-gpt2-at-0.005")]  # fmt: skip
+    told, narrow = [], []
+    for kind, scale, digits, task in (
+        ("correct", 100, 2, None),
+        ("log_share", 1, 3, None),
+        ("log_share", 1, 2, LAMBADA),
+    ):
+        pairs = paired_outcomes(*scored, kind=kind)
+        crossed = crossed_macro([pairs[task]] if task else list(pairs.values()), paired=False)
+        ends = [signed(scale * x, digits) for x in (crossed.difference, *crossed.interval(1 - 0.05 / 11))]
+        told.append("{} ({}, {})".format(*ends))
+        narrow.append(crossed.interval()[0] > 0)
+    told = [words.replace("(", "[").replace(")", "]") for words in told]
+    assert narrow == [True, True, False]  # "At 95 % the first two would be resolved"
+    points, answers, words = (one.split(" ", 1) for one in told)
+    assert (
+        f"{points[0]} points {points[1]}, {answers[0]} nats of right answers {answers[1]} and {words[0]} of" in RESULTS
+    )
+    assert f"of LAMBADA's words {words[1]}." in RESULTS
 
 
 def test_twice_the_width():

@@ -82,18 +82,20 @@ def test_each_at_its_own_rate():
     assert words.format(*sorted(behind)) in PROSE
     gained, ahead = own(DISPERSED, LONGER)
     assert max(ahead) < 0
-    assert f"own rates: **{gained}**; 320M, one rate, at which" in RESULTS
-    assert f"| each at its best rate: 160M tokens {gained}; 80M {level}; at one rate: 40M " in README
+    assert f"own rates: **{gained}**; 320M, one rate, 0.005: " in RESULTS
+    assert f"| each at its best rate: 160M tokens {gained}; 80M {level}; against the better of two rates: " in README
     brief, low, high = re.findall(r"[\d.]+", gained)
     assert (
         f"With each arm at its best learning rate it gains {brief} [{high}, {low}], over the four seeds that had no"
         in RESULTS
     )
-    assert f"the paper's loss lowers the held-out loss by {brief} nats, each arm at its own rate;" in RESULTS
+    assert (
+        f"the paper's loss lowers the held-out loss by {brief} nats, each arm at its own rate, and with 320M" in RESULTS
+    )
     assert f"dispersion still gains in the GPT2 with 160M, by {brief} nats;" in RESULTS
     assert f"(−{brief} nats, each at" in CHANGES
     recipe = " ".join((ROOT / "recipes" / "pretrain-small.yaml").read_text(encoding="utf-8").replace("#", "").split())
-    assert f"with 160M dispersion on all layers gained {brief} nats, each at its best rate;" in recipe
+    assert f"with 160M dispersion on all layers gained {brief} nats, each at its best rate, and" in recipe
     assert min(gaps) > 0  # "behind cross-entropy at 0.003 in each of the four seeds"
     gaps = own(UNIFORM, "gpt2")[1]
     assert max(gaps) < 0

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import itertools
 import json
 import lzma
+import math
+import re
 
 import pyarrow
 import pyarrow.parquet
@@ -121,7 +124,7 @@ def test_line_ends_of_windows_make_no_other_text(tmp_path, encoding):
 def test_the_encoding_is_told_from_the_beginning_alone(tmp_path, recwarn):
     """Also where the beginning ends within a letter, and of packed files; other encodings are read without a word."""
     odd = "x" + "é" * BEGINNING
-    for name, content in {"a.txt": odd.encode(), "b.md": odd.encode("utf-16"), "c.jsonl": b'{"text": "\xe9"}'}.items():
+    for name, content in {"a.txt": odd.encode(), "b.md": odd.encode("utf-16")}.items():
         (tmp_path / name).write_bytes(content)
         check_text(str(tmp_path / name), data=None)
     assert not recwarn.list
@@ -185,8 +188,19 @@ def test_stdin_that_is_no_text_is_refused(monkeypatch):
         ("a.txt", b"", "must hold some words"),
         ("a.txt", b"\xff\xfe\xff", "could not be read"),
         ("a.jsonl", b'{"text": ', "could not be read"),
+        ("a.jsonl", b'{"text": "\xe9"}', "could not be read as .jsonl in UTF-8"),
         ("a.csv", b"id,text\n1,One.\n2,One, and more.\n", "no more cells .* 2, but the one that ends in line 3 has"),
+        (
+            "a.csv",
+            b'id,text\r\n1,"One,\r\ntwo"\r\n2,"a ""b"\r\n3,"open\r\n4,d\r\n',
+            "the one that opens in line 5 is not",
+        ),
+        ("a.tsv", b'id\ttext\n"1\n2\t"\t"b"\n2\t"c ""d"" ', "but the one that opens in line 4 is not"),
+        ("a.csv", b'"text\nOne.\n', "but the one that opens in line 1 is not: close it"),
         ("a.jsonl", b'{"other": 1}', "must be a string or have one of the fields"),
+        ("a.jsonl", b'{"text": "x"}\n{"other": 1}', "must be a string or have one of the fields"),
+        ("a.json", b'[{"other": 1}]', "must be a string or have one of the fields"),
+        ("a.csv", b"other\n1\n", "must be a string or have one of the fields"),
         ("a.txt.gz", b"no gzip", "could not be read"),
         ("a.jsonl.xz", b"no xz", "could not be read"),
         ("a.parquet", b"no parquet", "could not be read as parquet"),
@@ -194,9 +208,34 @@ def test_stdin_that_is_no_text_is_refused(monkeypatch):
     ],
 )
 def test_bad_files(tmp_path, name, content, message):
+    """They are refused where they are read, and in the same words where only their beginnings are."""
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as refusal:
         open_text(tmp_path / name)
+    if name != "a.txt":  # rows
+        with pytest.raises(ValueError, match=f"^{re.escape(str(refusal.value))}$"):
+            check_text(str(tmp_path / name), data=None)
+
+
+def test_the_fields_of_rows_are_told_from_the_beginning_alone(tmp_path):
+    """Of files larger than what is read of them, cut off in a row."""
+    import pandas
+
+    for column in ("text", "body"):
+        rows = [{column: word + "words, words\n" * 50_000} for word in ("Two ", "three ")]
+        small = [{column: "some words"}] * 100_000
+        frame = pandas.DataFrame(rows)
+        frame.to_csv(tmp_path / "a.csv", index=False)
+        frame.to_csv(tmp_path / "b.tsv.gz", index=False, sep="\t")
+        pandas.DataFrame(small).to_csv(tmp_path / "c.csv", index=False, encoding="utf-16")
+        frame.to_parquet(tmp_path / "d.parquet")
+        (tmp_path / "e.jsonl").write_text(jsonl(small))
+        (tmp_path / "f.json").write_text(json.dumps(small))
+        for path in sorted(tmp_path.iterdir()):
+            with contextlib.ExitStack() as refused:
+                if column == "body" and path.name not in ("c.csv", "f.json"):  # which are only read whole
+                    refused.enter_context(pytest.raises(ValueError, match="got the columns body: name the column"))
+                check_text(str(path), data=None)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +245,9 @@ def test_bad_files(tmp_path, name, content, message):
         ("shakespeare", ValueError, "a file or one of wikitext-2, wikitext-103"),
         ("wikitext2", ValueError, "did you mean 'wikitext-2'"),
         ("wikitext-2:vaild", ValueError, "'wikitext-2' has no split 'vaild': did you mean 'valid'"),
-        (["a", 3], ValueError, "every row of the list must be a string or have .*got int"),
+        (["a", 3], ValueError, "every row of the list must be a string or have .*got int in row 2: leave"),
+        (["a", None], ValueError, r"^every row of the list .*, got None in row 2: leave out rows without a text\.$"),
+        ([math.nan, "a"], ValueError, "got nan in row 1: leave out rows without a text"),
         ([{"body": "a"}], ValueError, "got the columns body: name the column .* for train and evaluate call it 'text'"),
         ({"train": ["a"], "test": ["b"]}, TypeError, "got dict of train, test: pass one of them"),
         (3, TypeError, "got int"),
@@ -283,6 +324,8 @@ def test_what_a_folder_says_of_its_texts_is_none_of_them(tmp_path):
 def test_a_wrong_column_and_an_empty_folder(tmp_path):
     with pytest.raises(ValueError, match="has no column 'txt': did you mean 'text'"):
         open_text([{"text": "a"}], column="txt")
+    with pytest.raises(ValueError, match=r"got a string in row 2: leave out column, 'txt'\.$"):
+        open_text([{"txt": "a"}, "b"], column="txt")
     with pytest.raises(FileNotFoundError, match="got none"):
         open_text(tmp_path)
 

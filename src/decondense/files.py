@@ -334,9 +334,9 @@ def _version(package: str) -> str | None:
 
 def commit() -> str:
     """Return the commit of the clone that holds this code, with ".dirty" if files differ from it; "" outside a clone.
-    DECONDENSE_COMMIT names it for a copy without history."""
+    DECONDENSE_COMMIT names it for a copy without history, in full or shortened."""
     if given := os.environ.get("DECONDENSE_COMMIT"):
-        return given
+        return re.sub(r"^([0-9a-f]{7})[0-9a-f]+", r"\1", given)
     folder, root = Path(__file__).parents[1:3]
     if folder.name != "src" or not (root / ".git").exists():  # another repository may hold an installed copy
         return ""

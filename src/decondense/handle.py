@@ -23,11 +23,13 @@ from .host import mark, sent
 from .insides.transformers import collect_hidden_states, is_encoder_decoder
 from .kernels import autocast_dtype
 from .named_layers import ModuleReader
+from .stack import unwrap_peft
 from .term import Term, or_one
 from .words import warn
 
 MANY = 64  # training calls, more than most runs accumulate for one step
 OVERWHELMS = 10  # times the task loss: beyond that the model learns the penalty instead
+# By the model inside of PEFT's: hooks on both would act in one call.
 _attached: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Attachment]] = weakref.WeakKeyDictionary()
 
 
@@ -44,7 +46,8 @@ class Engine(Protocol):
         """Add `attachment.weight * attachment.take(…)` to the loss of every training call from now on.
 
         Call `attachment.read(wanted)` to collect the hidden states of the calls for which wanted() is true; push
-        onto `attachment.undo` a callback for everything that `remove()` must put back.
+        onto `attachment.undo` a callback for everything that `remove()` must put back. An engine may have `replaces`,
+        an earlier attachment to its model, which `attach` then removes.
         """
 
 
@@ -140,11 +143,15 @@ class Attachment:
     given      penalties handed out since the last step; `reached`: whether a backward pass has reached one of them
     """
 
+    model: nn.Module
+
     def __init__(self, engine: Engine, term: Term, modules: str | Sequence[str] | None = None) -> None:
-        if attached_to(engine.model) is not None:
+        earlier = attached_to(engine.model)
+        if earlier is not None and getattr(engine, "replaces", None) is not earlier:
+            other = "" if earlier.model is engine.model else f" by way of its {type(earlier.model).__name__}"
             raise RuntimeError(
-                f"this {type(engine.model).__name__} already has a loss attached: call remove() on its handle first; "
-                "two losses at once are a list in a recipe (decondense train)."
+                f"this {type(engine.model).__name__} already has a loss attached{other}: call remove() on its handle "
+                "first; two losses at once are a list in a recipe (decondense train)."
             )
         self.engine, self.model, self.term = engine, engine.model, term
         self.last: dict[str, Any] = {}
@@ -169,7 +176,8 @@ class Attachment:
         self.undo = ExitStack()
         self.attached = True
         engine.attach(self)
-        _attached[self.model] = weakref.ref(self)
+        self._inside = unwrap_peft(self.model)  # asked once: PEFT's answer depends on its adapters
+        _attached[self._inside] = weakref.ref(self)
 
     @property
     def step(self) -> int:
@@ -186,10 +194,11 @@ class Attachment:
         return [self.reader.name(i) for i in sorted(self._movable + self._frozen) or self._chosen]
 
     def remove(self) -> None:
+        if self.attached:  # else the loss that is attached by now is another
+            _attached.pop(self._inside, None)
         self.attached = False
         self.undo.close()
         self.captures.clear()
-        _attached.pop(self.model, None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Attachment:
         return self  # the copy of a handle controls the same attachment
@@ -351,8 +360,9 @@ class Attachment:
 
 
 def attached_to(model: nn.Module) -> Attachment | None:
-    """The loss that is attached to a model."""
-    return _attached[model]() if model in _attached else None
+    """The loss that is attached to a model, to the model inside of it, or to PEFT's around it."""
+    inside = unwrap_peft(model)
+    return _attached[inside]() if inside in _attached else None
 
 
 def _as_called(capture: Capture) -> AbstractContextManager[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .geometry import shape_or_type
 from .insides.transformers import is_encoder_decoder
+from .words import warn
 
 TARGETS = ("labels", "return_loss")  # dropped, since a measurement needs no loss
 PADDING = ("src_key_padding_mask", "key_padding_mask")  # names in torch's own modules; true where there is padding
@@ -111,6 +112,19 @@ def unread_mask(given: dict[str, Any], shape: torch.Size) -> str | None:
     return None
 
 
+def tell_unread(batch: dict[str, Any], name: str) -> None:
+    """Warn of a mask of tokens in a batch of a transformers model that `token_mask` does not read; the model might pass
+    over it too, as many take any keyword. `name` is the argument with the tokens."""
+    tokens = next((batch[key] for key in (name, "inputs_embeds") if isinstance(batch.get(key), Tensor)), None)
+    masks = (key for key, value in batch.items() if "mask" in key and _may_mask(tokens, value))
+    unread = next((key for key in masks if not key.endswith("attention_mask")), None)
+    if unread is not None and token_mask(batch) is None:
+        warn(
+            f"padding is read from attention_mask (1: a token), got {unread}, which is not read, so that every token "
+            "counts: if it marks padding, call it attention_mask in the batch."
+        )
+
+
 def stating(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str, value: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -123,12 +137,19 @@ def stating(
 
 def batches_of(inputs: Any, name: str) -> Iterator[dict[str, Any]]:
     """Yield batches as keyword arguments of the model. `inputs` is a tensor, for the argument `name`; a mapping; or any
-    iterable of these, such as a DataLoader. Of a batch that is a pair (inputs, targets) the first is taken."""
+    iterable of these, such as a DataLoader. Of a batch that is a pair (inputs, targets) the first is taken. What may be
+    a mask, or a list of batches that may be one batch, is refused."""
     several = any(hasattr(inputs, way) for way in ("__iter__", "__getitem__"))
     if isinstance(inputs, Tensor) or hasattr(inputs, "keys") or not several:
         inputs = [inputs]
+    if isinstance(inputs, (tuple, list)) and any(_goes_with(inputs[0], other) for other in inputs[1:]):
+        doubt = "which may be one batch with its targets or its mask"
+        raise _unnamed("inputs must be one batch or several that are alike", inputs, doubt, name)
     for batch in inputs:
         first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+        if first is not batch and any(_may_mask(first, other) for other in batch[1:]):
+            doubt = "of which one may be a mask"
+            raise _unnamed("a batch must be inputs, a pair of inputs and targets, or a mapping", batch, doubt, name)
         if isinstance(first, Tensor):
             yield {name: first}
         elif hasattr(first, "keys"):
@@ -138,6 +159,41 @@ def batches_of(inputs: Any, name: str) -> Iterator[dict[str, Any]]:
                 "inputs must be a tensor of token ids or pixel values, a mapping of the model's arguments, or batches "
                 f"of them, got {type(first).__name__}."
             )
+
+
+def _goes_with(first: Any, other: Any) -> bool:
+    """Whether `other`, after `first` in a list, looks like its targets or its mask and not like another batch."""
+    if not isinstance(other, Tensor) or not isinstance(first, Tensor):
+        return isinstance(other, Tensor) and hasattr(first, "keys")
+    if other.shape[:1] != first.shape[:1]:
+        return False
+    if other.ndim != first.ndim or other.is_floating_point() != first.is_floating_point():
+        return True
+    if first.ndim != 2 or other.shape != first.shape:
+        return False
+    other = other.to(first.device)
+    if bool((first == other).all()) or bool((first[:, 1:] == other[:, :-1]).all()):  # the same tokens or the next ones
+        return True
+    return _may_mask(first, other) and not _zeros_and_ones(first)
+
+
+def _may_mask(first: Any, other: Any) -> bool:
+    """Whether `other` may be a mask of the tokens of `first`, (batch, tokens) or (batch, tokens, width)."""
+    if not isinstance(first, Tensor) or not isinstance(other, Tensor) or first.ndim not in (2, 3):
+        return False
+    return other.shape == first.shape[:2] and _zeros_and_ones(other)
+
+
+def _zeros_and_ones(value: Tensor) -> bool:
+    return bool(((value == 0) | (value == 1)).all())
+
+
+def _unnamed(contract: str, parts: Sequence[Any], doubt: str, name: str) -> ValueError:
+    got = f"{type(parts).__name__} of {', '.join(map(shape_or_type, parts[:3]))}{', …' if len(parts) > 3 else ''}"
+    return ValueError(
+        f"{contract}, got a {got}, {doubt}: give a mapping of the model's arguments, {{{name!r}: …, "
+        "'attention_mask': …}, or the inputs alone."
+    )
 
 
 def arguments(model: Any, batch: dict[str, Any], *, stack: str = "decoder") -> dict[str, Any]:

@@ -72,6 +72,7 @@ class ModuleReader:
         default_stack = known_stacks[0] if len({argument for _, argument in known_stacks}) == 1 else ("", "")
         self.padded = [one or default_stack for one in stacks]
         self.sides = _sides(self.names, self.parts, unwrap_peft(model), self.padded)
+        self.masked = False  # whether the caller has a mask of its own beside what the arguments say
         self.differentiated = True  # whether a loss is computed from the states, which must then carry a gradient
         self._outputs: dict[str, Tensor] | None = None
         self._paddings: dict[str, Any] = {}  # module name of a torch stack → its padding mask in this call
@@ -125,6 +126,7 @@ class ModuleReader:
                 "is read: to read each, let what it returns pass through an nn.Identity of its own each time, and name "
                 "those."
             )
+            del self._outputs[name]  # in `_outputs` the latest call is the last
         self._outputs[name] = out[0] if isinstance(out, tuple) else out
 
     def once(self, inputs: dict[str, Any]) -> Capture:
@@ -146,14 +148,16 @@ class ModuleReader:
         one_mask = len(set(self.sides)) == 1 and all(padding is paddings[0] for padding in paddings)
         pairs = list(zip(states, paddings))[: 1 if one_mask else None]
         masks = [self._mask(self._own(given, i), i, z.shape[:2], padding) for i, (z, padding) in enumerate(pairs)]
-        if masks[0] is None and (unread := unread_mask(self._own(given, 0), states[0].shape[:2])) is not None:
+        unread = None if self.masked or masks[0] is not None else unread_mask(self._own(given, 0), states[0].shape[:2])
+        if unread is not None:
             self.tell(
                 "padding is read from attention_mask (1: a token) or key_padding_mask (True: padding), got "
                 f"{unread}, which is not read, so that every token counts: if it marks padding, give this argument of "
                 "forward one of those names."
             )
         positions = None if "image" in self.sides else given.get("position_ids")
-        return Capture(states, masks[0], positions, None if one_mask else masks)
+        order = [self.names.index(name) for name in outputs]
+        return Capture(states, masks[0], positions, None if one_mask else masks, order=order)
 
     def _own(self, given: dict[str, Any], state: int) -> dict[str, Any]:
         """The model's arguments that may describe a layer's tokens: for a layer over the target, none of the source."""

@@ -53,7 +53,8 @@ def regularize(
     weight       λ, the factor of the penalty.
     layers       "all" (every block, not the embedding layer), "last", "early_half", "late_half", a list of
                  indices into the hidden states (0 is the embedding layer), or a callable from their number to such
-                 a list. With `modules`, indices count the matching modules from 0, in the model's order.
+                 a list. With `modules`, indices count the matching modules from 0, in the order of
+                 `named_modules()`.
     schedule     "constant"; "linear" or "cosine": the weight rises from 0 over `ramp_steps` optimiser steps;
                  "release": it is constant until step `release_at` and then falls linearly to 0 over `ramp_steps`; or
                  a callable from the optimiser step to a factor of the weight. Steps of torch optimisers are counted;

@@ -188,8 +188,8 @@ def _has_columns(spec: str) -> bool:
 
 
 def check_text(spec: str, *, data: AnyPath | None) -> None:
-    """Refuse a text that is not there, as ``open_text`` does, and warn of its encoding, without reading more than the
-    beginning."""
+    """Refuse a text that is not there or cannot be read, as ``open_text`` does, and warn of its encoding, without
+    reading more than the beginning."""
     if (named := _named(spec)) is not None:
         _place(*named, data)
     elif spec != "-":

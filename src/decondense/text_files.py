@@ -8,6 +8,7 @@ import contextlib
 import csv
 import gzip
 import io
+import itertools
 import json
 import lzma
 import math
@@ -84,18 +85,34 @@ def read_documents(path: Path, *, column: str | None = None) -> tuple[list[str],
 
 
 def read_beginning(path: Path) -> list[str]:
-    """Return the notes that ``read_documents`` would make on a file's encoding, judging by its beginning."""
-    if ending_of(path) not in (*PLAIN, *TABLES):
-        return []
-    with _undamaged(path), _opener(path)(path, "rb") as file:
-        head = file.read(BEGINNING)
-        if head.startswith(UTF_16):
-            return []
-        try:
-            codecs.getincrementaldecoder("utf-8")().decode(head)  # incremental: the last letter may be cut
-        except UnicodeDecodeError:
-            return decoded(head, path.name)[1]
-    return []
+    """Return the notes that ``read_documents`` would make on a file's encoding, and refuse rows that it would refuse,
+    judging by the file's beginning."""
+    ending, where, notes = ending_of(path), repr(str(path)), []
+    rows: Iterable[Any] = ()
+    with _undamaged(path):
+        with _opener(path)(path, "rb") as file:
+            head = file.read(BEGINNING)
+            cut = bool(file.read(1))
+        lines = head[: head.rfind(b"\n") + 1] if cut else head  # whole ones
+        if ending in (*PLAIN, *TABLES) and not head.startswith(UTF_16):
+            try:
+                codecs.getincrementaldecoder("utf-8")().decode(head)  # incremental: the last letter may be cut
+            except UnicodeDecodeError:
+                notes = decoded(head, path.name)[1]
+        if path.suffix.lower() == ".parquet":
+            rows = [dict.fromkeys(_parquet_names(path))]
+        elif ending == ".jsonl" and not (cut and lines.lstrip().startswith(b"[")):  # else perhaps an array, cut off
+            rows = _json_lines(lines.decode("utf-8-sig"), where)
+        elif ending == ".json" and not cut:
+            rows = _rows(head.decode("utf-8-sig"))
+        elif ending in TABLES and not cut:
+            rows = _table_rows(decoded(head, path.name)[0], TABLES[ending], where)
+        elif ending in TABLES and not head.startswith(UTF_16):
+            names = csv.DictReader(io.StringIO(decoded(lines, path.name)[0], newline=""), delimiter=TABLES[ending])
+            rows = [dict.fromkeys(names.fieldnames or FIELDS)]
+        for _ in row_documents(rows, None, where=where):
+            pass
+    return notes
 
 
 @contextlib.contextmanager
@@ -113,18 +130,36 @@ def _table_rows(content: str, delimiter: str, where: str) -> Iterator[dict[Any, 
     unquoted comma would lose what follows it."""
     csv.field_size_limit(LARGEST)  # documents may be longer than csv's limit of 128 kB for a cell
     reader = csv.DictReader(io.StringIO(content, newline=""), delimiter=delimiter)
+    begins = ends = 0  # lines before and after the last row
     for row in reader:
+        begins, ends = ends, reader.line_num
         if any(row.pop(None, ())):  # None: where the reader puts cells without a name
             raise ValueError(
                 f"every row of {where} must have no more cells than its first line, {len(row)}, but the one that ends "
                 f"in line {reader.line_num} has more: put quotes around cells that hold {delimiter!r}."
             )
         yield row
+    check_quotes(content, delimiter, where, begins)
+
+
+def check_quotes(content: str, delimiter: str, where: str, begins: int = 0) -> None:
+    """Refuse a table whose last row, below so many lines, has a quote that is never closed: all that follows the quote
+    would be a part of its cell, without an error from the reader."""
+    csv.field_size_limit(LARGEST)
+    end = "end"  # a row of its own, unless a quote is open
+    lines = itertools.chain(itertools.islice(io.StringIO(content, newline=""), begins, None), [end])
+    *_, last = csv.reader(lines, delimiter=delimiter)
+    if last != [end]:
+        line = content.count("\n") - last[-1].count("\n") + 1
+        raise ValueError(
+            f"every quote in {where} must be closed, but the one that opens in line {line} is not: close it, or put "
+            "the cell in quotes and write a quote inside it twice."
+        )
 
 
 def row_documents(rows: Iterable[Any], column: str | None, *, where: str) -> Iterator[str | None]:
     """Yield the document of every row, a string or a dictionary with the field ``column``; None for None and NaN."""
-    for row in rows:
+    for number, row in enumerate(rows, 1):
         fields = [column] if column is not None else [name for name in FIELDS if isinstance(row, dict) and name in row]
         if isinstance(row, str) and column is None:
             document = row
@@ -138,10 +173,17 @@ def row_documents(rows: Iterable[Any], column: str | None, *, where: str) -> Ite
                     f"{NAMING} of {', '.join(map(str, row))}."
                 )
         else:
-            has = f"the columns {', '.join(map(str, row))}" if isinstance(row, dict) else type(row).__name__
+            if isinstance(row, dict):
+                got = f"the columns {', '.join(map(str, row))}"
+                remedy = f"name the column that holds the text {NAMING}"
+            elif isinstance(row, str):
+                got, remedy = f"a string in row {number}", f"leave out column, {column!r}"
+            else:
+                got = f"{row if _is_document(row) else type(row).__name__} in row {number}"
+                remedy = "leave out rows without a text"
             raise ValueError(
-                f"every row of {where} must be a string or have one of the fields {', '.join(FIELDS)}, got {has}: name "
-                f"the column that holds the text {NAMING}."
+                f"every row of {where} must be a string or have one of the fields {', '.join(FIELDS)}, got {got}: "
+                f"{remedy}."
             )
         yield document if isinstance(document, str) else None
 
@@ -228,12 +270,26 @@ def _rows(content: str) -> list[Any]:
 
 
 def _parquet(blob: bytearray, path: Path, column: str | None) -> list[Any]:
-    import pyarrow
     import pyarrow.parquet
 
-    try:
+    with _undamaged_parquet(path):
         table = pyarrow.parquet.read_table(io.BytesIO(blob))
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{str(path)!r} could not be read as parquet: the file is damaged.") from error
     chosen = [name for name in ([column] if column else FIELDS) if name in table.column_names][:1]
     return table.select(chosen).to_pylist() if chosen else table.slice(0, 1).to_pylist()
+
+
+def _parquet_names(path: Path) -> list[str]:
+    import pyarrow.parquet
+
+    with _undamaged_parquet(path):
+        return list(pyarrow.parquet.read_schema(path).names)
+
+
+@contextlib.contextmanager
+def _undamaged_parquet(path: Path) -> Iterator[None]:
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{str(path)!r} could not be read as parquet: the file is damaged.") from error

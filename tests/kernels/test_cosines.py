@@ -46,17 +46,17 @@ def test_counts(shape, bins, device):
 
 @pytest.mark.parametrize("shape", [(2, 70, 24), (1, 33, 40), (3, 2, 5)])
 def test_sums(shape, device):
-    u = units(*shape)
-    squares, apart = np.zeros(shape[0]), np.zeros((shape[0], (shape[1] - 1).bit_length()))
+    u, about = units(*shape), torch.linspace(0, 0.9, shape[0])
+    deviations, apart = np.zeros(shape[0]), np.zeros((shape[0], (shape[1] - 1).bit_length()))
     for b, of_sequence in enumerate(u.double().numpy()):
         for i in range(shape[1]):
             for j in range(i):
                 c = float(of_sequence[i] @ of_sequence[j])
-                squares[b] += c**2
+                deviations[b] += (c - float(about[b])) ** 2
                 apart[b, int(math.log2(i - j))] += c
-    got = cosines(u.to(device))
-    assert got.squares.dtype == got.apart.dtype == torch.float64
-    np.testing.assert_allclose(got.squares.cpu(), squares, rtol=1e-6)
+    got = cosines(u.to(device), about.to(device))
+    assert got.deviations.dtype == got.apart.dtype == torch.float64
+    np.testing.assert_allclose(got.deviations.cpu(), deviations, rtol=1e-6)
     np.testing.assert_allclose(got.apart.cpu(), apart, rtol=1e-6, atol=1e-5)
 
 

@@ -16,9 +16,10 @@ def test_fused_pairs_are_the_tiles():
     z = torch.randn(3, 45, 20) + 0.7
     z[1, 4] = 0  # a zero vector has cosine 0 with everything
     u = torch.nn.functional.normalize(z, dim=-1)
-    (counts,), squares, apart = (x.cpu() for x in _fused_pairs(u.to(DEVICE)))
-    expected_counts, expected_squares, expected_apart = _pairs(u, None)
-    torch.testing.assert_close(squares, expected_squares, rtol=1e-6, atol=1e-6)
+    about = torch.tensor([0.3, 0.0, 0.5])
+    (counts,), deviations, apart = (x.cpu() for x in _fused_pairs(u.to(DEVICE), about.to(DEVICE)))
+    expected_counts, expected_deviations, expected_apart = _pairs(u, about, None)
+    torch.testing.assert_close(deviations, expected_deviations, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(apart, expected_apart, rtol=1e-5, atol=1e-5)
     assert counts.sum() == expected_counts.sum() == 3 * 45 * 44 // 2
     # two ways to sum 20 products: a cosine on an edge may fall on either side of it
@@ -27,10 +28,11 @@ def test_fused_pairs_are_the_tiles():
 
 def test_fused_pairs_of_several_states():
     u = torch.nn.functional.normalize(torch.randn(6, 20, 12), dim=-1).to(DEVICE)
-    counts, squares, apart = _fused_pairs(u, 3)
-    parts = [_fused_pairs(part) for part in u.chunk(3)]
+    about = torch.rand(6, device=DEVICE)
+    counts, deviations, apart = _fused_pairs(u, about, 3)
+    parts = [_fused_pairs(*part) for part in zip(u.chunk(3), about.chunk(3))]
     assert torch.equal(counts, torch.cat([part[0] for part in parts]))
-    torch.testing.assert_close(squares, torch.cat([part[1] for part in parts]))
+    torch.testing.assert_close(deviations, torch.cat([part[1] for part in parts]))
     torch.testing.assert_close(apart, torch.cat([part[2] for part in parts]))
 
 

@@ -40,7 +40,7 @@ def scalars(z: np.ndarray) -> dict[str, float]:
     result = {
         "mean_cosine": pairs(c).mean(),
         "mean_cosine_all": c.mean(),
-        "mean_square_cosine": (pairs(c) ** 2).mean(),
+        "cosine_variance": ((pairs(c) - pairs(c).mean()) ** 2).mean(),
         "mean_direction_norm": math.sqrt(float((mean_direction**2).sum())),
         "token_norm": float(np.mean([math.sqrt(float((row * row).sum())) for row in z])),
         "mean_cosine_without_first": pairs(c[1:, 1:]).mean() if n > 2 else math.nan,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import warnings
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from meter_oracle import scalars
+from meter_oracle import cosine_matrix, pairs, scalars
 from regularize.models import bert, gpt2, llama, tokens
 from tiny_models import build
 from torch import nn
@@ -156,6 +157,18 @@ def test_a_model_that_has_collapsed_has_no_trend():
     assert c.verdict == "constant over depth: Spearman undefined, mean cosine of the blocks 1.00 [1.00, 1.00]"
 
 
+def test_the_spread_of_cosines_that_are_nearly_1_is_no_rounding():
+    """From Σc² it was: 0, or 5e-4, in place of 1e-5."""
+    model, ids = build("llama"), torch.randint(3, 97, (5, 30), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        table = model.get_input_embeddings().weight
+        table[:] = table[0] + 0.01 * table[0].norm() / table.shape[1] ** 0.5 * torch.randn(table.shape)
+    states = [z.detach().double().numpy() for z in model(ids, output_hidden_states=True).hidden_states]
+    wanted = [np.concatenate([pairs(cosine_matrix(row)) for row in z]).std() for z in states]
+    assert max(wanted) < 2e-4
+    assert measure(model, inputs=ids).std == pytest.approx(wanted, rel=0.02, abs=2e-7)
+
+
 def test_the_same_sequences_in_any_wrapping_and_the_first_so_many():
     model, ids = build("gpt2"), torch.randint(3, 97, (6, 8))
     whole = measure(model, inputs=ids)
@@ -176,6 +189,47 @@ def test_the_same_sequences_in_any_wrapping_and_the_first_so_many():
         assert np.array(c.record.per_window.mean_cosine) == pytest.approx(np.array(each), abs=1e-6)
         more = "these are the first 5 sequences of the inputs: windows=… says how many."
         assert (more in c.notes) is not isinstance(inputs, list)
+
+
+@pytest.mark.parametrize("look", [dc.monitor, measure])
+def test_what_may_be_a_mask_or_targets_is_refused_and_not_guessed(look):
+    """In a list they were measured as sequences; a loader's mask was left out, so that padding counted."""
+    model, text, padding = llama(), tokens(4, 10), padded()["attention_mask"][:4]
+    ids = text[:, 1:]
+    remedy = "give a mapping of the model's arguments, {'input_ids': …, 'attention_mask': …}, or the inputs alone."
+    several = "inputs must be one batch or several that are alike, got a"
+    doubt = "which may be one batch with its targets or its mask"
+    for second in (padding, padding.bool(), padding.float(), torch.zeros(4), torch.zeros(4, 2), ids.clone()):
+        for pair in ([ids, second], (ids, second)):
+            words = f"{several} {type(pair).__name__} of (4, 9), {tuple(second.shape)}, {doubt}: {remedy}"
+            with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+                look(model, inputs=pair)
+    for pair in ([text[:, :-1], ids], [{"input_ids": ids}, torch.zeros(4)]):
+        with pytest.raises(ValueError, match=re.escape(doubt)):
+            look(model, inputs=pair)
+    for more in ([padding], [padding.bool()], [padding.float(), torch.zeros(4)]):
+        words = r"^a batch must be inputs, .* got a list of \(2, 9\), \(2, 9\).*, of which one may be a mask: "
+        with pytest.raises(ValueError, match=words + re.escape(remedy)):
+            look(model, inputs=DataLoader(TensorDataset(ids, *more), batch_size=2))
+    loader = DataLoader(TensorDataset(text[:, :-1], ids))
+    for fine in (ids.split(2), [ids, ids.flip(1)], loader, [(ids, torch.ones(4))]):
+        look(model, inputs=fine)
+
+
+@pytest.mark.parametrize("look", [dc.monitor, measure])
+def test_a_mask_of_another_name_is_told(look):
+    """A model that takes any keyword passes over it too."""
+    model, ids, mask = llama(), padded()["input_ids"] % 64, padded()["attention_mask"]
+    for name, kind in (("mask", mask), ("padding_mask", mask.bool()), ("attn_mask", mask.float())):
+        words = f"padding is read from attention_mask (1: a token), got {name}, which is not read, so that every token"
+        with pytest.warns(UserWarning, match=f"^{re.escape(words)} .* call it attention_mask in the batch"):
+            look(model, inputs={"input_ids": ids, name: kind})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        look(model, inputs={"input_ids": ids, "mask": mask, "attention_mask": mask})
+        if look is measure:
+            c = measure(model, inputs={"input_ids": ids, "mask": mask}, mask=lambda batch: batch["mask"])
+            assert [w["tokens"] for w in c.record.windows] == [n for n in LENGTHS if n > 1]
 
 
 @pytest.mark.usefixtures("unpainted")
@@ -232,6 +286,13 @@ def test_inputs_have_a_fingerprint_and_the_result_is_one_like_any_other(tmp_path
 def test_refused(options, sentence):
     with pytest.raises((ValueError, TypeError), match=sentence):
         measure(build("llama"), **options)
+
+
+def test_numbers_of_numpy_are_numbers_also_in_the_file():
+    model, ids = build("llama"), tokens(3)
+    plain = {"windows": 2, "seed": 3, "last": 2, "bootstrap": 20}
+    numpys = {name: np.int64(value) for name, value in plain.items()}
+    assert dc.measure(model, inputs=ids, **numpys).to_json() == dc.measure(model, inputs=ids, **plain).to_json()
 
 
 def test_an_output_head_of_its_own_is_not_loaded_and_not_counted(tmp_path):

@@ -182,6 +182,19 @@ def test_the_mean_cosine_of_named_modules_is_that_of_all_of_them_everywhere():
     assert comparison.difference.mean_cosine.value == pytest.approx(levels[1] - levels[0])
 
 
+def test_the_mean_cosine_of_every_row_has_its_interval_beside_it(results, prose, stories):
+    frame = compare(list(results)).to_pandas()
+    assert list(frame.columns[frame.columns.get_loc("mean_cosine") :][:3]) == [
+        "mean_cosine", "mean_cosine_low", "mean_cosine_high"
+    ]  # fmt: skip
+    for row, result in zip(frame.itertuples(), results):
+        assert (row.mean_cosine_low, row.mean_cosine_high) == result.interval("mean_cosine", states="blocks")
+        assert row.mean_cosine_low < row.mean_cosine == result.blocks < row.mean_cosine_high
+    one = measure(stories, text=prose, **(SMALL | {"windows": 1}))
+    row = compare([one, one]).rows()[0]
+    assert (row["mean_cosine_low"], row["mean_cosine_high"]) == (None, None)
+
+
 def test_curves_of_a_state_that_some_sequences_do_not_have(tmp_path):
     """Where the model shortens them to one token there is no cosine, and that state has no band."""
 

@@ -280,6 +280,11 @@ def test_half_precision(shared, prose, whole):
     assert low.mean_cosine == pytest.approx(whole.mean_cosine, abs=0.02)
 
 
+def test_numbers_of_numpy(stories, prose, whole):
+    given = {name: np.int64(value) for name, value in (SMALL | {"batch": 2}).items()}
+    assert measure(stories, text=prose, spectral=True, released=True, **given).to_json() == whole.to_json()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

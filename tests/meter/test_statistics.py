@@ -87,6 +87,17 @@ def test_on_a_gpu():
         assert found.counts.sum() == wanted.counts.sum()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast_rounds_no_statistic(dtype):
+    """It would make the products bfloat16, also of states in float32."""
+    z = (torch.randn(2, 24, 16) + 1).to(dtype)
+    wanted = state_statistics(z, "", spectral=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = state_statistics(z, "", spectral=True)
+    assert torch.equal(found.scalars, wanted.scalars)
+    assert torch.equal(found.counts, wanted.counts)
+
+
 def test_closed_forms():
     n = 16
     orthonormal = by_name(torch.eye(n) * 3)
@@ -134,7 +145,7 @@ def test_rotation_and_scale_change_nothing(tokens, width, seed, scale):
     z = torch.tensor(rng.normal(size=(tokens, width)) + rng.normal(size=width))
     q = torch.linalg.qr(torch.tensor(rng.normal(size=(width, width)))).Q
     a, b = by_name(z), by_name(scale * z @ q)
-    for name in ("mean_cosine", "mean_cosine_all", "mean_square_cosine", "mean_cosine_without_first", "apart_0"):
+    for name in ("mean_cosine", "mean_cosine_all", "cosine_variance", "mean_cosine_without_first", "apart_0"):
         assert a[name] == pytest.approx(b[name], abs=1e-9)
     assert b["token_norm"] == pytest.approx(scale * a["token_norm"])
     shuffled = by_name(z[torch.tensor(rng.permutation(tokens))])

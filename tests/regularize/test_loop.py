@@ -342,6 +342,30 @@ def test_calls_past_the_model_are_named(past):
             called(input_ids=ids, labels=ids)
 
 
+@pytest.mark.parametrize("options", [{}, {"modules": "base_model.model.model.layers.*"}])
+@pytest.mark.parametrize("mode", [True, False])
+def test_a_loss_that_acts_no_more_after_merging_is_named_at_the_next_step(options, mode):
+    """Also where nothing of the call was read, and after steps in which the loss acted."""
+    peft = pytest.importorskip("peft")
+    model, ids = peft.get_peft_model(llama(), peft.LoraConfig(r=2, target_modules=["q_proj"])).train(), tokens()
+    optimiser = torch.optim.SGD(model.parameters(), 0.1)
+    with dc.regularize(model, **options) as handle:
+        for _ in range(2):
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimiser.step()
+        called = model.merge_and_unload().requires_grad_().train(mode)
+        called(input_ids=ids, labels=ids).loss.backward()
+        with pytest.raises(
+            RuntimeError, match=r"the PeftModel that the loss .* merge_and_unload leaves: attach to what"
+        ):
+            torch.optim.SGD(called.parameters(), 0.1).step()
+        assert handle.step == 2
+    with dc.regularize(called, **dict.fromkeys(options, "model.layers.*")) as handle:
+        called.train()(input_ids=ids, labels=ids).loss.backward()
+        torch.optim.SGD(called.parameters(), 0.1).step()
+        assert handle.step == 1
+
+
 def test_a_model_in_eval_mode_is_an_error_at_the_first_step():
     model, ids = llama().eval(), tokens()
     optimiser = torch.optim.SGD(model.parameters(), lr=1e-3)

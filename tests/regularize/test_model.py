@@ -244,6 +244,24 @@ def test_a_handle_has_what_users_need_and_every_name_is_explained():
     assert all(getattr(dc.Handle, name).__doc__ for name in public)
 
 
+def test_a_peft_model_and_the_model_inside_have_one_loss():
+    """Both would be added to the loss of one call."""
+    peft = pytest.importorskip("peft")
+    base = llama().train()
+    model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    modules = {base: "model.layers.*", model: "base_model.model.model.layers.*"}
+    for first, second in ((base, model), (model, base)):
+        words = f"this {type(second).__name__} already has a loss attached by way of its {type(first).__name__}: call"
+        with dc.regularize(first, modules=modules[first]), pytest.raises(RuntimeError, match=words):
+            dc.regularize(second, modules=modules[second])
+        with dc.regularize(second) as handle:  # the first is off
+            pass
+        with dc.regularize(first):
+            handle.remove()  # a second time, which does no harm
+            with pytest.raises(RuntimeError, match="already has a loss attached"):
+                dc.regularize(first)
+
+
 def test_remove_restores_the_model():
     model, ids = llama().train(), tokens()
     plain = model(input_ids=ids, labels=ids, output_hidden_states=True).loss  # lets transformers install its own hooks

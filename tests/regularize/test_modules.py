@@ -343,6 +343,11 @@ def test_a_mask_that_is_not_read_is_named_once():
     for call in (lambda: watched(model, ids, mask == 0), lambda: measured(model, ids=ids, pad_mask=mask == 0)):
         with pytest.warns(UserWarning, match=words):
             call()
+    with warnings.catch_warnings():  # a function that reads it makes the sentence untrue
+        warnings.simplefilter("error")
+        batch, rest = {"ids": ids, "pad_mask": mask == 0}, {"modules": BLOCKS, "bootstrap": 5}
+        found = dc.measure(model, inputs=batch, mask=lambda batch: ~batch["pad_mask"], **rest)
+    assert [window["tokens"] for window in found.record.windows] == [n for n in mask.sum(1).tolist() if n > 1]
     for compiled in (False, True):
         torch.compiler.reset()
         with dc.regularize(model, modules=BLOCKS) as handle, warnings.catch_warnings(record=True) as seen:
@@ -399,3 +404,34 @@ def test_a_module_that_is_called_several_times_is_told_once():
         model(ids)
         handle.penalty()
         assert len(handle.last["per_layer"]) == 3
+
+
+class Backwards(nn.Module):
+    """Holds its layers in another order than it calls them, as networks with a way down and up do."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.embed = nn.Embedding(VOCABULARY, 8)
+        self.last, self.first, self.middle = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, ids):
+        return self.last(self.middle(self.first(self.embed(ids)) + 1) + 5)
+
+
+@pytest.mark.parametrize("names", [["last", "first", "middle"], "*"])
+def test_depth_is_the_order_of_the_calls(names):
+    """It was that of `named_modules()`: the meter called a model dispersing that condenses."""
+    model, (ids, _, _) = Backwards().train(), padded()
+    called = ["embed"] * (names == "*") + ["first", "middle", "last"]
+    c = dc.measure(model, inputs=ids, modules=names, bootstrap=5)
+    assert [state.name for state in c.record.states] == called
+    assert c.mean_cosine.tolist() == sorted(c.mean_cosine)
+    assert c.spearman == 1
+    for compiled in (False, True):
+        torch.compiler.reset()
+        with dc.monitor(model, modules=names, sequences=9, metrics="mean_cosine", collapse=1) as watch:
+            (torch.compile(model, backend="eager") if compiled else model)(ids)
+            assert list(watch.readings[0].layers) == called
+            assert watch.readings[0].table["mean_cosine"] == pytest.approx(c.mean_cosine, abs=1e-5)
+            assert watch.readings[0].trend == 1

@@ -453,6 +453,12 @@ def test_a_later_trainer_of_a_model_takes_over(tmp_path):
 
     first = trained()
     first.train()
+    again = Trainer(model=model, args=arguments(tmp_path, max_steps=1), train_dataset=rows)
+    for wrong in ({"layers": [9]}, {"modules": "absent.*"}, {"layers": []}):
+        with pytest.raises(ValueError, match="must"):
+            dc.regularize(again, **wrong)
+    first.train()
+    assert "penalty" in first.state.log_history[-2], "a refused loss takes no other off"
     with pytest.warns(UserWarning, match=r"an earlier trainer had attached to its LlamaForCausalLM is taken off"):
         second = trained()
     second.train()

@@ -12,6 +12,7 @@ from decondense.report.claims import Effect, claim_of
 from decondense.report.page import collect, render
 from decondense.report.section import brief
 from decondense.stats.verdicts import NOT, REPRODUCED
+from decondense.studies import STUDIES
 
 
 def decision(estimate, low=None, high=None, verdict="reproduced", **more):
@@ -19,7 +20,9 @@ def decision(estimate, low=None, high=None, verdict="reproduced", **more):
 
 
 def claim(folder, **changes):
-    write_study(folder, **changes)
+    """Of a result; a study of this package is shown as its own file says."""
+    shown = STUDIES[changes["study"]].shown if changes.get("study") in STUDIES else None
+    write_study(folder, **({"shown": shown} | changes))
     return claim_of(read(folder))
 
 
@@ -90,6 +93,13 @@ def test_the_table_names_every_study_and_theory_comes_last(tmp_path):
     assert page.count('<svg class="bar"') == 1
     assert '<path class="reach" d="M' in page
     assert page.index('class="claims"') < page.index("<section")
+
+
+def test_two_results_of_one_study_are_told_apart_in_the_table(tmp_path):
+    for name in ("a", "b"):
+        write_study(tmp_path / name, study="width", claim="C3")
+    rows = re.findall(r"<strong>C3</strong>(.*?)</th>", render(collect([tmp_path])), re.DOTALL)
+    assert [row.endswith(f"/{name})") for row, name in zip(rows, "ab", strict=True)] == [True, True]
 
 
 def test_long_words_are_behind_more():

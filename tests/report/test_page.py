@@ -319,7 +319,8 @@ def test_comparison_without_its_measurements(tmp_path):
     assert section.notes == comparison.notes, "what the models' depths forbid is said here too"
     (table,) = section.tables
     column = [row[table.heads.index("mean cosine")] for row in table.shown]
-    assert column == [f"{row['mean_cosine']:.3f}" for row in comparison.rows()]
+    ends = ("mean_cosine", "mean_cosine_low", "mean_cosine_high")
+    assert column == ["{:.3f} [{:.3f}, {:.3f}]".format(*map(row.get, ends)) for row in comparison.rows()]
 
 
 @pytest.mark.parametrize("options", [{"final_norm": False}, {"final_norm": None}, {"windows": 1}, {"released": False}])

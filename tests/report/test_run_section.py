@@ -17,6 +17,7 @@ from page_results import (
 )  # fmt: skip
 
 from decondense.report.page import collect, render
+from decondense.train.sections import Lora
 
 
 def test_runs_side_by_side(everything):
@@ -59,6 +60,43 @@ def test_the_arm_without_a_loss_comes_first(tmp_path):
         "b (no added loss)",
         "a (loss dispersion, weight 0.1)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("adapters", "names", "columns"),
+    [
+        ([{}, {"r": 4}], ["LoRA rank 16", "LoRA rank 4"], ["LoRA rank"]),
+        ([{}, {"alpha": 8}], ["LoRA alpha 32", "LoRA alpha 8"], ["LoRA alpha"]),
+        (
+            [{"target_modules": ["v_proj"]}, {"target_modules": ["q_proj", "v_proj"]}],
+            ["LoRA targets [v_proj]", "LoRA targets [q_proj, v_proj]"],
+            ["LoRA targets"],
+        ),
+        (
+            [{}, {"r": 4, "alpha": 8, "target_modules": ["q"]}],
+            ["LoRA rank 16, alpha 32, targets all-linear", "LoRA rank 4, alpha 8, targets [q]"],
+            ["LoRA rank", "LoRA alpha", "LoRA targets"],
+        ),
+        ([None, {}], ["no LoRA", "LoRA rank 16"], ["LoRA rank"]),
+        ([None, {}, {"r": 4}], ["no LoRA", "LoRA rank 16", "LoRA rank 4"], ["LoRA rank"]),
+        (
+            [None, {}, {"alpha": 8}],
+            ["no LoRA", "LoRA rank 16, alpha 32", "LoRA rank 16, alpha 8"],
+            ["LoRA rank", "LoRA alpha"],
+        ),
+    ],
+)
+def test_runs_that_differ_in_their_adapters_alone_are_named_by_what_differs(tmp_path, adapters, names, columns):
+    defaults = Lora().model_dump()
+    for letter, lora in zip("abc", adapters):
+        record = write_run(tmp_path / letter, layers=3, steps=20, snapshots=(0, 20), weight=0.1)
+        record["recipe"]["model"]["lora"] = None if lora is None else defaults | lora
+        (tmp_path / letter / "result.json").write_text(json.dumps(record))
+    section = section_of(tmp_path)
+    titles = [f"{letter} ({name})" for letter, name in zip("abc", names)]
+    assert [chart.title for chart in section.panels[0].charts] == titles
+    assert section.tables[0].heads[: len(columns) + 2] == ["run", *columns, "seed"]
+    assert [name in section.verdict for name in names] == [True] * len(names)
 
 
 def test_without_an_arm_to_compare_with_the_first_line_is_of_every_arm(tmp_path):

@@ -243,6 +243,13 @@ def test_order_does_not_matter(tmp_path):
     assert (again.macro.p, again.tasks[0].gained) == (first.macro.p, first.tasks[0].gained)
 
 
+def test_numbers_of_numpy_are_numbers_also_in_the_file(tmp_path):
+    arms = [table(tmp_path / f"{k}.csv", [(n, (n + k) % 3 // 2) for n in range(20)]) for k in range(2)]
+    plain = {"bootstrap": 0, "permutations": 50, "seed": 3, "matters": 0.5}
+    numpys = {name: np.float32(value) if name == "matters" else np.int64(value) for name, value in plain.items()}
+    assert dc.significance(*arms, **numpys).to_json() == dc.significance(*arms, **plain).to_json()
+
+
 # -- bad input -----------------------------------------------------------------------------------------------
 
 ROWS = [(n, n % 2) for n in range(8)]
@@ -362,6 +369,17 @@ def test_folders_with_more_than_one_run(tmp_path):
             shutil.copy(file, tmp_path / file.name)
     with pytest.raises(ValueError, match="must hold a task once, got 'stars' in samples_stars_"):
         read_logs(tmp_path)
+
+
+def test_a_quote_that_is_never_closed_swallows_no_rows(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text('item,score,prompt\n1,1,"One\nline"\n2,0,"Two\n3,0,Three\n')
+    with pytest.raises(
+        ValueError, match=r"every quote in .*t.csv' must be closed, .* opens in line 4 is not: close it"
+    ):
+        read_logs(path)
+    path.write_text('item,score,prompt\n1,1,One\n2,0,"Two\nlines"\n')
+    assert one(path).tasks["items"].ids == ["1", "2"]
 
 
 def test_names_that_are_not_there():

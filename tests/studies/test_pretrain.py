@@ -52,11 +52,11 @@ def test_tokens_saved_is_read_off_the_baselines_own_curve():
     assert math.isnan(tokens_saved(budgets, [3.0, 3.5, 3.2], 10.0, 3.1))  # no curve that falls
 
 
-def confirmed(gain: dict[str, float], *, noise: float = 0.002, seeds: int = 5, without: str = "") -> Any:
+def confirmed(gain: dict[str, float], *, noise: float = 0.002, seeds: int = 5, without: str = "", **more: Any) -> Any:
     """The study over runs whose loss falls with the budget, and by `gain` (budget → nats) with the loss attached; all
-    arms but one."""
+    arms but one. `more`: settings."""
     study = find("pretrain")
-    settings = settings_of(study, "smoke", seeds=list(range(1, seeds + 1)))
+    settings = settings_of(study, "smoke", seeds=list(range(1, seeds + 1))) | more
     rng = np.random.default_rng(0)
     runs = []
     documents = rng.normal(0, 0.3, (2, 30))
@@ -266,3 +266,25 @@ def test_a_model_may_have_budgets_of_its_own():
     assert [*planned] == ["cross-entropy · a · 1k", "x · a · 1k", "cross-entropy · b · 2k", "x · b · 2k"]
     assert planned["x · b · 2k"] == {"train": {"seed": 2}, "loss": {"weight": 1}, "data": {"tokens": 2000}}
     assert models["b"]["budgets"] == [2000], "the settings are left as they were"
+
+
+def test_differences_beside_the_criterion():
+    """Told at 95 %, over the seeds that both have, and counted in no correction."""
+    plain, treated = (f"{loss} · llama · 512" for loss in ("cross-entropy", "decorrelation last 1"))
+    longer = "cross-entropy · llama · 1.02k"
+    asked = [treated, longer], [plain, longer]
+    end, without = (confirmed({"512": 0.05, "1.02k": 0.0}, beside=some) for some in (asked, ()))
+    assert (end.verdict, end.rows) == (without.verdict, without.rows)
+    told = end.estimate["beside"]
+    names = [
+        f"{loss}, llama, 512 minus cross-entropy, llama, 1.02k" for loss in ("decorrelation last 1", "cross-entropy")
+    ]
+    assert list(told) == names
+    ahead, level = (told[name] for name in names)
+    assert ahead["estimate"] == pytest.approx(0.05, abs=0.004)  # 0.1 fewer by the budget, 0.05 by the loss
+    assert level["estimate"] == pytest.approx(0.1, abs=0.004)
+    assert {decision["level"] for decision in told.values()} == {0.95}
+    assert f"at 95 %: {names[0]}: {signed(ahead['estimate'], 4)} [" in end.sentence
+    assert "Beside the criterion" not in without.sentence
+    with pytest.raises(ValueError, match="beside must name pairs of arms, got 'nothing'"):
+        find("pretrain").check(settings_of(find("pretrain"), "smoke", changes=['beside=[["nothing", "else"]]']))

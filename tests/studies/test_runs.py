@@ -195,6 +195,23 @@ def test_how_closely_a_run_was_looked_at_does_not_matter_where_it_was_does(tmp_p
     assert taken(windows=one.record.recipe["snapshots"]["windows"] + 1)[1].startswith("snapshots.windows is ")
 
 
+def test_what_runs_that_are_there_differ_in_nevertheless_is_named(tmp_path):
+    """They belong, but the settings, and so the command in the result, say something else of them."""
+    changes = {
+        "base.snapshots.count=7": "already done, but with snapshots.count 1 (7 in the settings)",
+        "base.train.micro_batch=1": "already done, but with train.micro_batch null (1 in the settings)",
+        "base.train.device=cpu": "already done",
+    }
+    written("screen", tmp_path, "smoke", seeds=[1])
+    for change, words in [("base.data.tokens=1024", "already done"), *changes.items()]:
+        said = []
+        make("screen", tmp_path, changes=[change], say=said.append)
+        assert {one.partition(": ")[2] for one in said} == {words}
+    said.clear()
+    make("screen", tmp_path, changes=list(changes), say=said.append, pieces=["1"])
+    assert "with snapshots.count 1 (7 in the settings) and train.micro_batch null (1 in the settings)" in said[0]
+
+
 def test_a_run_of_train_counts_whatever_its_folder_is_called(tmp_path, trained):
     """Its recipe says which arm and seed it is. Name, device and the like do not matter, everything else does."""
     plain = of_seeds(settings_of(COUNTERACT, "smoke"), lower, [1, 2, 3])

@@ -41,6 +41,10 @@ def significance(
     metric: Annotated[
         str | None, typer.Option(help="names, best first, or what a table's scores are; default acc, exact_match, …")
     ] = None,
+    higher_is_better: Annotated[
+        bool | None,
+        typer.Option("--higher-is-better/--lower-is-better", help="which way the metric is better; default its name's"),
+    ] = None,
     filter: Annotated[str | None, typer.Option(help="lm-eval's filter; default the first in the log")] = None,
     cluster: Annotated[str | None, typer.Option(help="field that groups items, such as a subject or passage")] = None,
     matters: Annotated[float | None, typer.Option(help="smallest difference that would matter, in points")] = None,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -16,47 +15,51 @@ import numpy as np
 
 from ..records import Evaluation
 from ..words import nearest, several
+from .directions import direction
 from .items import TEXT, EvaluatedRun, log_shares
 
-LOWER = {"perplexity", "ppl", "word_perplexity", "byte_perplexity", "bits_per_byte", "loss", "nll", "mse", "mae"}
-LOWER |= {"rmse", "brier", "brier_score", "ece", "ter", "wer", "cer", "edit_distance", "toxicity", "cross_entropy"}
-"""Metrics that are better when lower, also with something in front (val_loss), for logs that do not say so. With neg in
-front, as scikit-learn writes neg_log_loss, the sign is turned already."""
 USUAL = ("acc", "exact_match", "accuracy", "em", "score")
 """Where no metric is named, the first of these that a task has is compared, or else the task's first."""
+ROUNDING = 1e-6
+"""Sums of probabilities in single precision lie so far beyond 1."""
 
 
 @dataclass
 class Wanted:
     """What to take out of a log: the first of these ``metrics`` that a task has, the outcome after this ``filter``
-    (lm-eval), and the field that groups the items."""
+    (lm-eval), the field that groups the items, and whether more of the metric is better, where the user says so."""
 
     metrics: tuple[str, ...] = ()
     filter: str | None = None
     cluster: str | None = None
+    higher_is_better: bool | None = None
 
 
 @dataclass
 class Scores:
-    """One task of one run: an entry per item in every column. ``score`` is better when higher: where the metric is
-    better when ``lower``, it is given as it is and its sign turned here. ``likelihood``: log-likelihood of what is
-    right, in nats; ``hashes``: way of hashing → hashes of what was asked, computed when needed; ``chance``: what
-    guessing would score; ``higher_is_better``: what the log says of the metric, where it says it."""
+    """One task of one run: an entry per item in every column. ``given``: the scores as they stand in the log;
+    ``likelihood``: log-likelihood of what is right, in nats; ``hashes``: way of hashing → hashes of what was asked,
+    computed when needed; ``chance``: what guessing would score; ``higher_is_better``: what the log or the user says of
+    the metric; where neither does, its name is asked."""
 
     ids: list[str]
-    score: np.ndarray | None
+    given: np.ndarray | None
     likelihood: np.ndarray | None = None
     hashes: Mapping[str, Callable[[], list[str]]] = field(default_factory=dict, repr=False)
     clusters: list[str] | None = None
     metric: str = ""
     chance: float = 0.0
-    higher_is_better: InitVar[bool | None] = None
-    lower: bool = field(init=False)
+    higher_is_better: bool | None = None
 
-    def __post_init__(self, higher_is_better: bool | None) -> None:
-        self.lower = lower_is_better(self.metric) if higher_is_better is None else not higher_is_better
-        if self.lower and self.score is not None:
-            self.score = -self.score
+    @property
+    def lower(self) -> bool:
+        """Whether the metric is better when lower."""
+        return direction(self.metric)[0] if self.higher_is_better is None else not self.higher_is_better
+
+    @property
+    def score(self) -> np.ndarray | None:
+        """The scores, better when higher."""
+        return -self.given if self.given is not None and self.lower else self.given
 
 
 @dataclass
@@ -121,15 +124,9 @@ def hashed(*files: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def lower_is_better(metric: str) -> bool:
-    name = metric.lower()
-    turned = re.match(r"neg(ative)?[\W_]", name) is not None
-    return not turned and re.search(rf"(^|[\W_])({'|'.join(LOWER)})$", name) is not None
-
-
 def beyond_shares(scores: np.ndarray) -> str:
     """From where to where scores go that are not all between 0 and 1, in words; "" where they are."""
-    if not np.any((scores < 0) | (scores > 1)):
+    if not np.any((scores < -ROUNDING) | (scores > 1 + ROUNDING)):
         return ""
     return f"from {np.nanmin(scores):g} to {np.nanmax(scores):g}".replace("-", "−")
 
@@ -211,7 +208,7 @@ def from_run(run: EvaluatedRun, wanted: Wanted) -> Log:
         choices = [len(item["loglikelihoods"] or ()) / max(1, len(item["gold"] or ())) for item in items]
         tasks[task] = Scores(
             ids=[item_id(task, item["subtask"], item["doc_id"]) for item in items],
-            score=score,
+            given=score,
             likelihood=log_shares(items) if has_likelihoods else None,
             hashes={"prompt": partial(list, [item["item"] for item in items])},
             clusters=field_of(items, lambda item: item, wanted.cluster, Path(run.path)),

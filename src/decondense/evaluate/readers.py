@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..records import Damaged
+from ..text_files import check_quotes
 from ..words import perhaps_beside
 from . import logs as columns
 from .items import item_hash, load_run, read_as, right_share
@@ -29,6 +30,9 @@ def read_logs(path: str | Path, wanted: Wanted | None = None) -> list[Log]:
     logs = _read(Path(path), wanted or Wanted())
     for log in logs:
         columns.check(log)
+        for scores in log.tasks.values():
+            if wanted is not None and wanted.higher_is_better is not None and scores.given is not None:
+                scores.higher_is_better = wanted.higher_is_better
     return logs
 
 
@@ -256,7 +260,7 @@ def _tables(path: Path, wanted: Wanted) -> list[Log]:
                 raise ValueError(
                     f"{str(path)!r} must name the metric of scores that are not between 0 and 1, but those of {task!r} "
                     f"go {reach}: give --metric or a column metric; lower is then better for names such as loss, "
-                    "higher for all others, such as score."
+                    "higher for names such as score."
                 )
             prompts = texts.get("hash") or texts.get("prompt")
             hashes: dict[str, Any] = {"table": partial(list, prompts)} if prompts else {}
@@ -292,4 +296,7 @@ def _columns(path: Path) -> dict[str, list[Any]]:
             table = parquet.read_table(path)
         else:
             table = json_lines.read_json(path, json_lines.ReadOptions(block_size=block))
-    return {name: table.column(name).to_pylist() for name in table.column_names}
+    values = {name: table.column(name).to_pylist() for name in table.column_names}
+    if path.suffix == ".csv" and any("\n" in str(value[-1]) for value in values.values() if value):
+        check_quotes(path.read_text(encoding="utf-8-sig"), ",", repr(str(path)))
+    return values

@@ -33,6 +33,7 @@ class OwnLoop:
         # Modes of the calls with gradients since the last step. A call writes these and never reads them: torch.compile
         # would guard its graph with whatever a call reads.
         self._trained = self._evaluated = False
+        self._bypassed = False  # whether since then a model inside PEFT's was called by itself, with gradients
         self._owner_seen = False  # whether an optimiser that holds the model's own parameters has been seen
 
     def attach(self, attachment: Attachment) -> None:
@@ -43,6 +44,8 @@ class OwnLoop:
         # The pre-hook on the model must come first and the forward hook last; those of the reader lie between.
         enter = Hook.hang(self.model.register_forward_pre_hook, self._enter, with_kwargs=True)
         attachment.undo.callback(enter.remove)
+        if inner is not self.model:
+            attachment.undo.callback(Hook.hang(inner.register_forward_pre_hook, self._enter_inner).remove)
         attachment.read(self._wanted)
         leave = Hook.hang(self.model.register_forward_hook, self._leave, with_kwargs=True)
         attachment.undo.callback(leave.remove)
@@ -65,6 +68,12 @@ class OwnLoop:
             if labels is not None and self._shifts:
                 labels = shifted(labels)
         self._call = (labels, kwargs.get("num_items_in_batch"))
+
+    def _enter_inner(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """PEFT calls the `forward` of the model inside, so this is the user's call, mostly of what merge_and_unload
+        left; with prefix tuning it is PEFT's."""
+        if not self._inside and torch.is_grad_enabled():
+            self._bypassed = True
 
     def _wanted(self) -> bool:
         if self._attachment.captures:
@@ -132,6 +141,9 @@ class OwnLoop:
                 "With a trainer use dc.regularize(trainer, …); in a loop of your own use that loss, or add "
                 "handle.penalty() to the loss of a call that returns none."
             )
+        elif self._bypassed and not self._trained:
+            self._went_past = True
+            self._refuse_past()
         elif self._evaluated and not self._trained:
             raise RuntimeError(
                 "the model must be in training mode for its loss to be added, but every call before this optimiser "
@@ -151,7 +163,7 @@ class OwnLoop:
                 "torch.compiler.reset() after attaching; else check that the loop calls this very module."
             )
         attachment.given, attachment.reached, self._begun = 0, False, False
-        self._trained = self._evaluated = False
+        self._trained = self._evaluated = self._bypassed = False
 
 
 def _loss_of(out: Any, labels: bool) -> Tensor | None:

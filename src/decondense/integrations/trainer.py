@@ -51,10 +51,9 @@ class TrainerEngine:
         self._wants_cosine = True
         self._collecting = False
         previous = attached_to(self.model)
-        if previous and isinstance(previous.engine, TrainerEngine) and previous.engine.trainer is not trainer:
-            # DPO's trainer after SFT's, or a notebook's cell run again: nobody may hold the earlier handle any more.
-            previous.remove()
-            warn(f"the loss that an earlier trainer had attached to its {type(self.model).__name__} is taken off.")
+        of_another = previous and isinstance(previous.engine, TrainerEngine) and previous.engine.trainer is not trainer
+        # DPO's trainer after SFT's, or a notebook's cell run again: nobody may hold the earlier handle any more.
+        self.replaces = previous if of_another else None
 
     @property
     def step(self) -> int:
@@ -68,6 +67,11 @@ class TrainerEngine:
 
     def attach(self, attachment: Attachment) -> None:
         self._attachment = attachment
+        if self.replaces is not None:  # now that all options have been checked
+            self.replaces.remove()
+            its_model = type(self.replaces.model).__name__
+            warn(f"the loss that an earlier trainer had attached to its {its_model} is taken off.")
+            self.replaces = None
         if self._group is not None:
             attachment.term = attachment.term.across(self._group)
         attachment.read(lambda: self._collecting)

@@ -6,8 +6,8 @@ turns each cosine of a pair i > j into its bin
     ⌊(c + 1) · bins/2⌋, kept within 0 … bins − 1   (the last bin is closed on both sides),
 
 counts the tile on chip and adds the counts to those of its sequence.  Integers add up to the same in any order, so
-the atomic additions give the same result in every run.  Σ c², and Σ c by the distance of the two positions, are kept
-per tile and added in a fixed order.  A NaN cosine is in no bin and no sum.
+the atomic additions give the same result in every run.  Σ (c − about)², and Σ c by the distance of the two positions,
+are kept per tile and added in a fixed order.  A NaN cosine is in no bin and no sum.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from decondense.kernels.tiles import below_diagonal
 
 @triton.jit
 def _cosines_kernel(
-    u, counts, sums, tokens, width, bins, distances, stride_b, stride_n,
+    u, about, counts, sums, tokens, width, bins, distances, stride_b, stride_n,
     CAST: tl.constexpr, BINS: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
@@ -63,6 +63,7 @@ def _cosines_kernel(
         near = 1 << k
         if ((i - j + 1) * TILE > near) & ((i - j - 1) * TILE < 2 * near):  # else no pair of the tile is so far apart
             tl.store(sums + k, tl.sum(tl.sum(tl.where((apart >= near) & (apart < 2 * near), c, 0.0), axis=1), axis=0))
+    c = tl.where(pair, c - tl.load(about + b), 0.0)
     tl.store(sums + distances, tl.sum(tl.sum(c * c, axis=1), axis=0))
 
 
@@ -70,13 +71,13 @@ class Cosines(NamedTuple):
     """Statistics of the pairs i > j of each sequence."""
 
     counts: Tensor  # (B, bins) int64, by cosine over [−1, 1]
-    squares: Tensor  # (B,) float64, Σ c²
+    deviations: Tensor  # (B,) float64, Σ (c − about)²
     apart: Tensor  # (B, ⌈log₂ N⌉) float64, Σ c of the pairs with 2^k ≤ i − j < 2^(k+1)
 
 
 @torch.no_grad()
-def cosines(u: Tensor, *, bins: int = 128) -> Cosines:
-    """The histogram and sums for unit vectors u (B, N, F), N ≥ 2.
+def cosines(u: Tensor, about: Tensor | None = None, *, bins: int = 128) -> Cosines:
+    """The histogram and sums for unit vectors u (B, N, F), N ≥ 2, and `about` (B,), float32, 0 by default.
 
     Products of float32 vectors are in full float32, whatever torch's own settings, because a bin's edge is sharp.
     """
@@ -87,9 +88,10 @@ def cosines(u: Tensor, *, bins: int = 128) -> Cosines:
     tiles, distances = high * (high + 1) // 2, (tokens - 1).bit_length()
     counts = torch.zeros((batch, bins), dtype=torch.int64, device=u.device)
     sums = torch.zeros((batch, tiles, distances + 1), dtype=torch.float32, device=u.device)
+    about = sums.new_zeros(batch) if about is None else about
     with torch.cuda.device_of(u):
         _cosines_kernel[tiles, batch](
-            u, counts, sums, tokens, width, bins, distances, u.stride(0), u.stride(1),
+            u, about, counts, sums, tokens, width, bins, distances, u.stride(0), u.stride(1),
             CAST=INTERPRET and u.dtype == torch.bfloat16, BINS=max(2, rows.power_of_2(bins)), TILE=size, DEPTH=32,
         )  # fmt: skip
     whole = sums.sum(1, dtype=torch.float64)

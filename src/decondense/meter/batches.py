@@ -24,7 +24,7 @@ from ..capture import Capture
 from ..files import versions
 from ..geometry import counting, shape_or_type
 from ..hidden_states import reader_of
-from ..inputs import Named, arguments, batches_of, main_input
+from ..inputs import Named, arguments, batches_of, main_input, tell_unread
 from ..models import Source, fingerprint
 from ..named_layers import ModuleReader
 from ..packing import Documents, unmasked_documents
@@ -42,22 +42,27 @@ Mask = Callable[[Batch], Tensor]
 
 
 class NamedStates:
-    """The outputs of named submodules, read as ``StateReader`` reads hidden states."""
+    """The outputs of named submodules, read as ``StateReader`` reads hidden states. Their order is that of the calls in
+    the batch ``probe``: a module may have registered them in another one, which would turn a trend over depth around.
+    """
 
     final_norm = False
 
-    def __init__(self, model: nn.Module, patterns: str | Sequence[str]) -> None:
+    def __init__(self, model: nn.Module, patterns: str | Sequence[str], *, probe: Batch, masked: bool) -> None:
         self.model, self.reader = model, ModuleReader(model, patterns)
-        self.names = self.reader.names
+        self.reader.masked = masked
         if len(set(self.reader.sides)) > 1:
             raise ValueError(
                 f"modules must name layers of one stack of {type(model).__name__}, whose encoder and decoder read "
                 "different tokens, got both: measure them one after the other."
             )
-        if len(self.names) < 2:
-            raise ValueError(f"modules must name at least 2 layers for a curve over depth, got only {self.names[0]!r}.")
-        self.layers, self.states = len(self.names) - 1, len(self.names)
+        found = self.reader.names
+        if len(found) < 2:
+            raise ValueError(f"modules must name at least 2 layers for a curve over depth, got only {found[0]!r}.")
+        self.layers, self.states = len(found) - 1, len(found)
         self._captured: tuple[Batch, Capture] | None = None
+        self.order = self._once(probe).order
+        self.names = [found[i] for i in self.order]
         self.stack = "modules " + (patterns if isinstance(patterns, str) else ", ".join(patterns))
 
     def mask(self, batch: Batch) -> Tensor | None:
@@ -65,8 +70,9 @@ class NamedStates:
 
     def read(self, batch: Batch, visit: Visit) -> None:
         with torch.inference_mode():
-            for number, z in enumerate(self._once(batch).states):
-                visit(number, z)
+            states = self._once(batch).states
+            for number, i in enumerate(self.order):
+                visit(number, states[i])
 
     def _once(self, batch: Batch) -> Capture:
         """Run a batch once, for states and mask: torch's own stacks may get their padding only inside of the model."""
@@ -119,7 +125,13 @@ def measure_batches(
         raise ValueError("inputs must hold at least one batch, got none.")
     _size(first, main)
     reader_of(network, modules)  # refuses a model without hidden states or without layers of these names
-    reader: Any = StateReader(network, stack=stack, probe=first) if modules is None else NamedStates(network, modules)
+    reader: Any
+    if modules is None:
+        reader = StateReader(network, stack=stack, probe=first)
+        if mask is None:
+            tell_unread(first, main)
+    else:
+        reader = NamedStates(network, modules, probe=first, masked=mask is not None)
     share = Gathered(np.zeros((reader.states, FINE_BINS), dtype=np.int64))
     digest, seen, unread, packed = hashlib.sha256(), 0, False, False
     firsts, given = [], 0  # of every batch: the number of its first row among all rows

@@ -39,7 +39,8 @@ class Comparison:
         return f"Comparison({', '.join(self.labels)}; {self.verdict})"
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per result: its model and text, and every trend statistic with its interval."""
+        """One row per result: its model and text, the mean cosine over the blocks and every trend statistic, each with
+        its interval."""
         rows = []
         for number, (r, label) in enumerate(zip(self.results, self.labels)):
             row: dict[str, Any] = {
@@ -51,7 +52,8 @@ class Comparison:
                 "windows": r.record.windows_done,
                 "complete": r.complete,
             }
-            row["mean_cosine"] = r.blocks
+            level = r.over_windows(r.levels())
+            row |= {"mean_cosine": r.blocks, "mean_cosine_low": level.low, "mean_cosine_high": level.high}
             if self.paired:
                 row["pair"] = number // 2
             for states in ("all", "blocks"):

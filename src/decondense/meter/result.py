@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,6 +98,8 @@ def build(
     state_count = min(len(tally.counts), layers + 2 if final_norm is not None else layers + 1)
     done = tally.windows
     means = {name: _mean(tally.column(name)) for name in tally.columns}
+    variance = means.pop("cosine_variance") + _mean((tally.column("mean_cosine") - means["mean_cosine"]) ** 2)
+    means["std"] = np.sqrt(variance)  # of the cosines of all windows: within them, and between their means
     table = tally.column("mean_cosine")[:, :state_count]
     bootstrap_options = {"samples": settings["bootstrap"], "seed": settings["seed"], "last": settings["last"]}
     by_states = curves(table, layers, first=1 if names is None else 0)
@@ -145,11 +146,10 @@ def _state(
     if final_norm and i >= layers:
         name += ", after the final norm" if i == layers else ", before the final norm"
     values = {column: float(mean[i]) for column, mean in means.items()}
-    variance = values.pop("mean_square_cosine") - values["mean_cosine"] ** 2
     return {
         "state": min(i, layers),
         "name": name,
-        "std": math.sqrt(max(0.0, variance)),
+        "std": values.pop("std"),
         "quantiles": histogram_quantiles(counts),
         "by_distance": [values.pop(column) for column in means if column.startswith("apart_")],
         **values,

@@ -81,10 +81,11 @@ def measure(
             alone is enough.
         text: a named text, a file, ``"-"`` for stdin, strings, or a table; see ``decondense.text``.
         inputs: instead of a text, batches of what the model reads: a tensor (token ids, pixel values, features), a
-            mapping of its arguments, or an iterable of either, such as a DataLoader. The first ``windows`` sequences
-            take the place of windows, each with the tokens that its mask keeps; see docs/measuring.md.
+            mapping of its arguments, which may have a mask, or an iterable of either, such as a DataLoader. The first
+            ``windows`` sequences take the place of windows, each with the tokens that its mask keeps; see
+            docs/measuring.md.
         modules: with ``inputs``: patterns of submodules whose outputs (batch, tokens, width) are measured instead of
-            the model's hidden states, for any ``nn.Module``; as in ``regularize``.
+            the model's hidden states, for any ``nn.Module``; as in ``regularize``. Their order is that of the calls.
         mask: with ``inputs``: a function of a batch that returns (batch, tokens), true where a token counts, like
             ``lambda batch: batch["input_ids"] == image_token``; tokens that the attention mask leaves out stay out.
         windows, tokens, seed: the number of windows (with ``inputs``: at most so many sequences), their exact length
@@ -112,6 +113,8 @@ def measure(
     returns the whole result.
     """
     check(**locals())
+    windows, tokens, seed, last, bootstrap = map(int, (windows, tokens, seed, last, bootstrap))  # no JSON of numpy's
+    batch = None if batch is None else int(batch)
     progress = progress or nobody
     loading = {"dtype": dtype, "device": device, "init": init, "seed": seed, "trust_remote_code": trust_remote_code}
     if inputs is not None:
@@ -164,7 +167,8 @@ def measure(
         same_model = {name: value for name, value in about_model.items() if name != "name"}  # the model may have moved
         keyed = {name: value for name, value in settings.items() if name != "batch"}  # another device may be used
         read_ids = hashlib.sha256(drawn.ids.tobytes()).hexdigest()  # the tokenizer may have changed
-        key = hashlib.sha256(json.dumps([same_model, opened.sha256, read_ids, keyed]).encode()).hexdigest()
+        parts_of_key = [same_model, opened.sha256, read_ids, keyed, columns(tokens, spectral=spectral)]
+        key = hashlib.sha256(json.dumps(parts_of_key).encode()).hexdigest()
         finish = functools.partial(
             build, model=about_model, text=about_text, settings=settings, origins=drawn.origins, notes=notes,
             final_norm=reader.final_norm, versions=versions("decondense", "torch", "transformers", "numpy"),

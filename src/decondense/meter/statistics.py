@@ -6,7 +6,8 @@ c_ij = u_i·u_j. Pairs are unordered, i < j, so the diagonal never counts unless
 =============================  =================================================================================
 mean_cosine                    mean of c_ij over pairs = (‖Σu‖² − Σ‖u_i‖²) / (N(N−1)); no matrix is needed
 mean_cosine_all                mean of c_ij over all N² (i, j), the diagonal of ones counted = ‖(1/N) Σu‖²
-mean_square_cosine             mean of c_ij² over pairs; gives the exact standard deviation
+cosine_variance                variance of c_ij over pairs, from deviations: the mean of c_ij² minus the square of the
+                               mean would be rounding alone where all cosines are close to 1
 mean_direction_norm            ‖(1/N) Σu‖
 token_norm                     mean of ‖z_i‖
 mean_cosine_without_first      mean_cosine of tokens 2 … N, if N > 2 (the first one is often an attention sink)
@@ -28,13 +29,14 @@ import torch
 
 from ..geometry import inverse
 from ..losses.options import fused
+from ..losses.pairs import full_precision
 from .spectrum import SPECTRAL, spectral_statistics
 
 # Pooled counts are kept in bins eight times finer than the 128 that are shown, so that quantiles read from them
 # are off by at most 1/512; int16 bin numbers make torch.bincount five times faster than torch.histc.
 FINE_BINS = 1024
 
-SCALARS = ("mean_cosine", "mean_cosine_all", "mean_square_cosine", "mean_direction_norm", "token_norm",
+SCALARS = ("mean_cosine", "mean_cosine_all", "cosine_variance", "mean_direction_norm", "token_norm",
            "mean_cosine_without_first", "top3_variance_share", "mean_cosine_without_variance3",
            "top3_cosine_share", "mean_cosine_without_cosine3")  # fmt: skip
 
@@ -123,6 +125,11 @@ def window_statistics(z: torch.Tensor, *, matrix: torch.Tensor | None = None) ->
 def on_device(z: torch.Tensor, matrix: torch.Tensor | None = None, *, states: int = 1) -> WindowStatistics:
     """``window_statistics`` left on the device of z, which holds the windows of one state or of several ``states``, one
     after the other; ``counts`` (states, bins)."""
+    with full_precision(z.device):  # measuring under autocast is no reason to round the cosines
+        return _on_device(z, matrix, states)
+
+
+def _on_device(z: torch.Tensor, matrix: torch.Tensor | None, states: int) -> WindowStatistics:
     if z.dtype not in (torch.float32, torch.float64):
         z = z.float()
     n = z.shape[1]
@@ -146,11 +153,14 @@ def on_device(z: torch.Tensor, matrix: torch.Tensor | None = None, *, states: in
     cosine_share = by_cosine.values.sum(1) / length2.clamp_min(1e-300)
     without_variance3, without_cosine3 = _mean_cosines_without(z, squared, by_variance.indices, by_cosine.indices)
 
-    counts, sum_of_squares, apart = _pairs_of_states(u, matrix, states)
+    mean, pairs = (length2 - squares) / (n * (n - 1)), n * (n - 1) / 2
+    about = mean.to(u.dtype)
+    counts, deviations, apart = _pairs_of_states(u, about, matrix, states)
+    off = apart.sum(1) / pairs - about.double()  # rounding moves `mean` by more than the sums of the same cosines
     scalars = [
-        (length2 - squares) / (n * (n - 1)),
+        mean,
         length2 / n**2,
-        sum_of_squares / (n * (n - 1) / 2),
+        (deviations / pairs - off.square()).clamp_min(0),
         length2.sqrt() / n,
         norms.double().mean(1),
         without_first,
@@ -211,18 +221,21 @@ def _mean_cosines_without(z: torch.Tensor, squared: torch.Tensor, *sets: torch.T
 
 
 def _pairs_of_states(
-    u: torch.Tensor, matrix: torch.Tensor | None, states: int
+    u: torch.Tensor, about: torch.Tensor, matrix: torch.Tensor | None, states: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``_pairs`` of several states: counts (states, fine bins), and the other two results for every window."""
     if matrix is None and has_kernel(u):
-        return _fused_pairs(u, states)
-    counts, squares, apart = zip(*(_pairs(part, matrix) for part in u.chunk(states)))
-    return torch.stack(counts), torch.cat(squares), torch.cat(apart)
+        return _fused_pairs(u, about, states)
+    parts = zip(u.chunk(states), about.chunk(states))
+    counts, deviations, apart = zip(*(_pairs(part, a, matrix) for part, a in parts))
+    return torch.stack(counts), torch.cat(deviations), torch.cat(apart)
 
 
-def _pairs(u: torch.Tensor, matrix: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return, over all pairs i < j: counts per bin of all windows together, and of each window Σ c², and Σ c in each of
-    ``distance_buckets``.
+def _pairs(
+    u: torch.Tensor, about: torch.Tensor, matrix: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return, over all pairs i < j: counts per bin of all windows together, and of each window Σ (c − about)² and Σ c
+    in each of ``distance_buckets``. ``about`` is (windows,).
 
     A tile holds rows a … a+r and columns a … N of the Gram matrix. Its part on and under the diagonal is set to
     zero; then row i of the tile, shifted left by i places, has distance d in column d. The shift costs nothing:
@@ -233,7 +246,7 @@ def _pairs(u: torch.Tensor, matrix: torch.Tensor | None) -> tuple[torch.Tensor, 
     # A CPU wants tiles that stay in its cache, an accelerator few launches; either way 64 MiB at most.
     block = max(1, min(128 if u.device.type == "cpu" else n, (1 << 24) // (n * windows)))
     counts = torch.zeros(FINE_BINS, dtype=torch.int64, device=u.device)
-    squares = torch.zeros(windows, dtype=torch.float64, device=u.device)
+    deviations = torch.zeros(windows, dtype=torch.float64, device=u.device)
     by_distance = torch.zeros(windows, n, dtype=torch.float64, device=u.device)
     buffer = u.new_empty(windows * (block * n + block))
     for a in range(0, n, block):
@@ -243,8 +256,9 @@ def _pairs(u: torch.Tensor, matrix: torch.Tensor | None) -> tuple[torch.Tensor, 
         flat = memory[:, : r * m]
         tile = flat.unflatten(1, (r, m))
         shifted = memory.as_strided((windows, r, m), (r * m + r, m + 1, 1))
-        tile.copy_(torch.bmm(u[:, a : a + r], u[:, a:].mT).triu_(1))
-        squares += flat.square().sum(1)
+        product = torch.bmm(u[:, a : a + r], u[:, a:].mT).triu_(1)
+        tile.copy_(product)
+        deviations += product.sub_(about[:, None, None]).triu_(1).square_().sum((1, 2))
         by_distance[:, :m] += _sum_tokens(shifted)
         if matrix is not None:
             matrix[a : a + r, a:] += tile.sum(0).to(matrix.device)
@@ -252,19 +266,21 @@ def _pairs(u: torch.Tensor, matrix: torch.Tensor | None) -> tuple[torch.Tensor, 
         pairs = r * (m - 1) - r * (r - 1) // 2
         counts[FINE_BINS // 2] -= windows * (r * m - pairs)  # the zeros of triu_, which are no cosines
     apart = [by_distance[:, low:high].sum(1) for low, high in distance_buckets(n)]
-    return counts, squares, torch.stack(apart, dim=1)
+    return counts, deviations, torch.stack(apart, dim=1)
 
 
 def has_kernel(u: torch.Tensor) -> bool:
     return u.dtype == torch.float32 and fused(u, "auto")
 
 
-def _fused_pairs(u: torch.Tensor, states: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _fused_pairs(
+    u: torch.Tensor, about: torch.Tensor, states: int = 1
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``_pairs_of_states`` by the fused kernel, which keeps no tile in memory."""
     from ..kernels.cosines import cosines
 
-    pairs = cosines(u, bins=FINE_BINS)
-    return pairs.counts.unflatten(0, (states, -1)).sum(1), pairs.squares, pairs.apart
+    pairs = cosines(u, about, bins=FINE_BINS)
+    return pairs.counts.unflatten(0, (states, -1)).sum(1), pairs.deviations, pairs.apart
 
 
 def _bin_(cosines: torch.Tensor) -> torch.Tensor:

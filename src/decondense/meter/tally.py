@@ -74,8 +74,8 @@ class Tally:
             raise ValueError(f"{path} is no partial measurement: delete it and start again.") from error
         if stored_key != key:
             raise ValueError(
-                f"{path} belongs to another measurement (model, its weights or tokenizer, text, windows, tokens, seed "
-                "or views differ): repeat the first command with what it read, or choose another output folder."
+                f"{path} belongs to another measurement (model, its weights or tokenizer, text, windows, tokens, seed, "
+                "views or version differ): repeat the first command with what it read, or choose another output folder."
             )
         rows = dict(zip(arrays["windows"].tolist(), arrays["rows"]))
         return cls(tuple(arrays["columns"].tolist()), arrays["counts"], rows, arrays.get("matrices"))

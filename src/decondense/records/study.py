@@ -20,6 +20,15 @@ class Table(Part):
         return self
 
 
+class Shown(Part):
+    """Where a page shows a study: the path in `estimate` to the number that it is about, empty where that is not one
+    number, with words for it, and the title of the panel that is open, "picture" for the study's own figure."""
+
+    words: str = ""
+    path: tuple[str, ...] = ()
+    panel: str = "picture"
+
+
 class Study(Record, reads=("decondense.study/2",)):
     """`runs` are the folders below runs/ that the result rests on; `headline` says what decided the verdict."""
 
@@ -39,6 +48,7 @@ class Study(Record, reads=("decondense.study/2",)):
     runs: list[str]
     estimate: Section
     versions: dict[str, str]
+    shown: Shown | None = None
 
     def lines(self) -> list[Section]:
         return [dict(zip(self.table.columns, row)) for row in self.table.rows]

@@ -5,46 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import BaseModel, FiniteFloat, ValidationError
 
 from ..records import Study
 from ..words import several, signed
-
-PICTURE = "picture"
-"""In place of a panel's title: the study's own figure is what matters, not a chart of its runs."""
-
-
-class Shown(NamedTuple):
-    """What a study is about: the effect in words and its path in `estimate` (empty if the effect is not one number),
-    and the title of the panel that matters."""
-
-    words: str = ""
-    path: tuple[str, ...] = ()
-    figure: str = PICTURE
-
-
-STUDIES = {
-    "size": Shown("Spearman, for tenfold parameters", ("slope",)),
-    "arch": Shown(),
-    "text": Shown("Spearman on one more text", ("another_text",), "Over depth"),
-    "width": Shown("Spearman, narrowest − widest MLP", ("difference",), "Over depth"),
-    "init": Shown("Spearman, end − start", ("change",), "Condensation over training"),
-    "distill": Shown("mean cosine, with − without a teacher", ("mean_cosine",), "Over depth"),
-    "counteract": Shown("mean cosine, dispersion − cross-entropy", ("mean_cosine",), "Over depth"),
-    "benchmarks": Shown("average accuracy in points, treated − base", ("decision",), ""),
-    "dose": Shown("held-out loss", ("deciding",)),
-    "estimators": Shown("% of the exact loss's change of the mean cosine", ("kept_percent",)),
-    "hyper": Shown("held-out loss, strongest rival − paper's choice", ("strongest_rival",)),
-    "placebo": Shown("held-out loss, dispersion − placebo", ("dispersion_minus_placebo", "dispersion λ +1")),
-    "pretrain": Shown("held-out loss, treated − cross-entropy", ("deciding",)),
-    "rates": Shown("held-out loss, treated − cross-entropy, each at its own rate", ("deciding",)),
-    "release": Shown("held-out loss, released − cross-entropy", ("deciding",)),
-    "screen": Shown(),
-    "theory": Shown(),
-    "variants": Shown("held-out loss, dispersion − another loss", ("contrasts",)),
-}
 
 
 class _Decision(BaseModel):
@@ -120,7 +86,7 @@ def _decision(record: Study) -> tuple[str, _Decision] | None:
     """Return (name, decision) of the decision at or below the path of the study's effect or, if there is none, one with
     the study's own verdict, or else any; None for a study without a single effect. Decisions with an interval come
     before those without, then those with the study's verdict before others."""
-    shown = STUDIES.get(record.study)
+    shown = record.shown
     if shown is not None and not shown.path:
         return None
     decisions = list(_decisions(record.estimate))

@@ -14,7 +14,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +93,12 @@ def collect(places: Places, *, running: bool = False, progress: Progress = nobod
     for number, section in enumerate(sections, 1):
         section.id = f"r{number}"
         if titles[section.title] > 1:
-            section.title += f" ({section.origins[0].folder})"
+            folder = f" ({section.origins[0].folder})"
+            section.title += folder
+            if section.claim is not None:
+                section.claim = replace(section.claim, question=section.claim.question + folder)
             for depth in section.depths:
-                depth.name += f" ({section.origins[0].folder})"
+                depth.name += folder
     return Report(sections, skipped, {kind: n for kind, n in counts.items() if n})
 
 

@@ -29,6 +29,9 @@ COMPARED = 3
 of the others, which are behind "more"."""
 LONG = 48
 """Most letters of a name made of settings: settings that fill a line are no name."""
+LORA, RANK = "model.lora.", "model.lora.r"
+SHORT = {"r": "LoRA rank", "alpha": "LoRA alpha", "dropout": "LoRA dropout", "target_modules": "LoRA targets"}
+"""What the keys of a recipe's `model.lora` are called: alone, "r 16" says nothing."""
 LAST = ("last", "mean cosine of the last states", lambda shot: shot.last)
 
 
@@ -184,7 +187,7 @@ def _name_runs(runs: Sequence[Run]) -> list[str]:
     """Label runs by folder, and arms by the name from the study that made them or else by the settings in which they
     differ; return the names of these settings."""
     keys = dict.fromkeys(key for run in runs for key in run.recipe)
-    differing = [k for k in keys if _is_setting(k) and len({str(run.recipe.get(k)) for run in runs}) > 1]
+    differing = [key for key in keys if _is_setting(key) and _differs(key, runs)]
     names = [_last(key) for key in differing]
     for run, label in zip(runs, told_apart([run.source.folder for run in runs])):
         recipe = run.recipe
@@ -194,8 +197,19 @@ def _name_runs(runs: Sequence[Run]) -> list[str]:
             if recipe.get("loss.name") == "none" and key.startswith("loss."):  # its weight and the like have no effect
                 settings += ["no added loss"] if key == "loss.name" else []
             elif recipe.get(key) is not None:
-                settings.append(f"{name if names.count(name) == 1 else key} {recipe[key]}")
-        run.arm = ", ".join(settings) if differing else run.label if len(runs) == 1 else f"same settings{_seeds(runs)}"
+                value = recipe[key]
+                shown = f"[{', '.join(map(str, value))}]" if isinstance(value, list) else value
+                settings.append(f"{name if names.count(name) == 1 else key} {shown}")
+            elif key == RANK:
+                settings.append("no LoRA")
+        first, lora, rest = ", ".join(settings).partition("LoRA ")
+        run.arm = (
+            first + lora + rest.replace(", LoRA ", ", ")
+            if differing
+            else run.label
+            if len(runs) == 1
+            else f"same settings{_seeds(runs)}"
+        )
         if settings and len(run.arm) <= LONG:
             run.named = f"{label} ({run.arm})"
     arms = numbered(runs)
@@ -218,7 +232,16 @@ def _seeds(runs: Sequence[Run]) -> str:
 
 def _last(key: str) -> str:
     """Shorten a setting's name: "loss.name" to "loss", "loss.weight" to "weight"."""
+    if key.startswith(LORA):
+        return SHORT.get(key.removeprefix(LORA), key)
     return key.removesuffix(".name").rsplit(".", 1)[-1]
+
+
+def _differs(key: str, runs: Sequence[Run]) -> bool:
+    """Whether runs differ in a setting; those of adapters are compared where there are adapters, and that there are
+    none is a difference of their rank."""
+    asked = [run for run in runs if key == RANK or not key.startswith(LORA) or RANK in run.recipe]
+    return len({str(run.recipe.get(key)) for run in asked}) > 1
 
 
 def _is_setting(key: str) -> bool:

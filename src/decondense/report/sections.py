@@ -134,7 +134,7 @@ def comparison(source: Source[Comparison], below: Sequence[Source[Measurement]] 
     names = [name for name in names if any(row[name] is not None for row in rows)]
     shown = [
         [cell(row[name]) if row[name] is not None else "" for name in names]
-        + [span(row.get("mean_cosine"), digits=3)]
+        + [span(row.get("mean_cosine"), row.get("mean_cosine_low"), row.get("mean_cosine_high"), digits=3)]
         + [span(row[f], row[f"{f}_low"], row[f"{f}_high"]) for f in STATISTICS]
         for row in rows
     ]

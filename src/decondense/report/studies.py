@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, ValidationError
 from ..figures.tasks import forest_chart
 from ..records import Damaged, Measured, Study, Training, read
 from ..records.evaluation import TaskDifference
-from .claims import PICTURE, STUDIES, claim_of
+from .claims import claim_of
 from .panels import BLOCKS, SPEARMAN, Line, Shot, curve_panel, depth_panel, depths_of, heat_panel, numbered, trend_panel
 from .section import Panel, Picture, Section, Source, Table, inside, reason
 from .sections import difference_table, origin_of
@@ -53,9 +53,9 @@ def study(source: Source[Study]) -> Section:
     config: dict[str, Any] = {"study": record.study, "scale": record.scale, "config": record.config}
     config |= {key: value for key in ("estimate", "versions", "runs") if (value := getattr(record, key))}
     title = f"{record.claim} · {record.study} ({record.scale} scale)"
-    main_panel = STUDIES[record.study].figure if record.study in STUDIES else None
+    main_panel = record.shown.panel if record.shown else None
     opened = [number for number, panel in enumerate(panels) if panel.title == main_panel] or [0]
-    if pictures and (main_panel == PICTURE or not panels):
+    if pictures and (main_panel == "picture" or not panels):
         opened = []
     return Section(
         "study", title, sentence_of(record), [origin_of(source, config, record.command, facts)], badge=record.verdict,

@@ -49,6 +49,7 @@ def significance(
     paired: bool = False,
     common: bool = False,
     metric: str | None = None,
+    higher_is_better: bool | None = None,
     filter: str | None = None,
     cluster: str | None = None,
     matters: float | None = None,
@@ -68,6 +69,7 @@ def significance(
         common: compare the items that all runs have; by default runs with different items are refused.
         metric: names in order of preference, separated by commas; by default acc, exact_match, or what there is. For a
             table without a column metric, what its scores are: a loss is better when lower.
+        higher_is_better: whether more of the metric is better; by default what the log says, or else the metric's name.
         filter: the lm-eval filter that read the answers; by default the first in the log.
         cluster: the field that groups the items (a subject, a passage); groups, not items, are then independent.
         matters: the smallest difference of the average that would matter, in points, stated before looking: the
@@ -79,10 +81,15 @@ def significance(
         the content of ``result.json``, with ``to_pandas()`` and ``plot()``.
     """
     check_flags(paired=paired, common=common)
-    _check_options(alpha, power, bootstrap, permutations)
+    if higher_is_better is not None:
+        check_flags(higher_is_better=higher_is_better)
+    _check_options(alpha, power, bootstrap, permutations, seed)
     if matters is not None and not matters > 0:
         raise ValueError(f"matters must be a difference above 0, in points, got {matters}: take 0.3, for instance.")
-    wanted = Wanted(tuple(name.strip() for name in (metric or "").split(",") if name.strip()), filter, cluster)
+    bootstrap, permutations, seed = map(int, (bootstrap, permutations, seed))  # no JSON of numpy's numbers
+    matters = None if matters is None else float(matters)
+    names = tuple(name.strip() for name in (metric or "").split(",") if name.strip())
+    wanted = Wanted(names, filter, cluster, higher_is_better)
     inputs = [_several(arm) for arm in (base, treated)]
     logs = read_all([*inputs[0], *inputs[1]], wanted)
     arms = [[log for some in part for log in some] for part in (logs[: len(inputs[0])], logs[len(inputs[0]) :])]
@@ -108,9 +115,11 @@ def significance(
         "paired": paired, "alpha": alpha, "power": power, "permutations": permutations, "seed": seed,
         "clusters": clusters,
     }  # fmt: skip
-    given_options = (("metric", metric), ("filter", filter), ("cluster", cluster), ("matters", matters))
+    given_options: dict[str, Any] = {
+        "metric": metric, "higher_is_better": higher_is_better, "filter": filter, "cluster": cluster, "matters": matters
+    }  # fmt: skip
     settings: dict[str, Any] = {"common": common, "bootstrap": bootstrap, "permutations": permutations, "seed": seed}
-    settings |= {key: value for key, value in given_options if value is not None}
+    settings |= {key: value for key, value in given_options.items() if value is not None}
     seeds = (len(arms[0]), len(arms[1]))
     content: dict[str, Any] = {
         "schema": Record.reads[0],
@@ -217,7 +226,7 @@ def analyse(
     return {"tasks": tasks, "macro": macro}
 
 
-def _check_options(alpha: float, power: float, bootstrap: int, permutations: int) -> None:
+def _check_options(alpha: float, power: float, bootstrap: int, permutations: int, seed: int) -> None:
     if not 0 < alpha < 1 or not 0 < power < 1:
         raise ValueError(f"alpha and power must lie between 0 and 1, got {alpha} and {power}: take 0.05 and 0.8.")
     if power <= alpha:
@@ -232,6 +241,8 @@ def _check_options(alpha: float, power: float, bootstrap: int, permutations: int
         )
     if not is_whole(permutations, 1):
         raise ValueError(f"permutations must be a whole number of at least 1, got {permutations!r}: take 10000.")
+    if not is_whole(seed, 0):
+        raise ValueError(f"seed must be a whole number of at least 0, got {seed!r}: leave it out for 0.")
 
 
 def _row(

@@ -1,8 +1,8 @@
 """Every claim of the paper as one command: `decondense study NAME`.
 
-scales/NAME.yaml has the claim, the criterion (in which {margin:g} stands for a number of the settings) and what each
-scale trains or measures; NAME.py concludes from the runs. Nothing else registers a study. See `core.Study` for what a
-module may define.
+scales/NAME.yaml has the claim, the criterion (in which {margin:g} stands for a number of the settings), what a page
+shows of the result, and what each scale trains or measures; NAME.py concludes from the runs. Nothing else registers a
+study. See `core.Study` for what a module may define.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["SCALES", "STUDIES", "Study", "check_folder", "collect", "conclude", 
 
 def _study(name: str) -> Study:
     module, file = importlib.import_module(f"{__name__}.{name}"), scale_file(name)
-    texts = {key: file[key] for key in ("claim", "question", "short", "timed", "toy") if key in file}
+    texts = {key: file[key] for key in ("claim", "question", "short", "shown", "timed", "toy") if key in file}
     hooks = {hook: getattr(module, hook) for hook in HOOKS if hasattr(module, hook)}
     return Study(name, **texts, **{"criterion_of": lambda settings: file["criterion"].format(**settings)} | hooks)
 

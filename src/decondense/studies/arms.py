@@ -12,9 +12,11 @@ from typing import Any
 from ..files import flat
 from ..train.folder import FREE
 from ..train.recipe import Recipe, recipe_from
+from ..words import list_of
 from .settings import Settings, joined
 
 TEACHER = "teacher"
+LOOKS = ("snapshots.count", "snapshots.spectral", "snapshots.probes")
 
 
 def recipe_of(settings: Settings, arm: str, seed: int) -> Recipe:
@@ -61,9 +63,21 @@ def essence(recipe: Mapping[str, Any]) -> dict[str, Any]:
     with contextlib.suppress(ValueError):  # a recipe of a version with other keys is compared as it is
         recipe = recipe_from(dict(recipe)).model_dump(mode="json")
     free = {"name", "data.folder", "train.seed", *(f"train.{key}" for key in FREE)}
-    free |= {"snapshots.spectral", "snapshots.probes"}
+    free |= set(LOOKS[1:])
     content = {key: value for key, value in flat(dict(recipe)).items() if key not in free}
     return content | {"snapshots.count": "some" if content.get("snapshots.count") else "none"}
+
+
+def unlike(recipe: Mapping[str, Any], run_recipe: Mapping[str, Any]) -> str:
+    """In words, in what the recipe of an arm and that of a run of it differ nevertheless: how often and how closely the
+    run was looked at, and what a resumed run may change, the machine apart; "" where in nothing."""
+    with contextlib.suppress(ValueError):  # as above
+        run_recipe = recipe_from(dict(run_recipe)).model_dump(mode="json")
+    here, there = flat(dict(recipe)), flat(dict(run_recipe))
+    keys = [*LOOKS, *(f"train.{key}" for key in FREE if key not in ("device", "report_to"))]
+    differing = [key for key in keys if here.get(key) != there.get(key)]
+    words = [f"{key} {json.dumps(there.get(key))} ({json.dumps(here.get(key))} in the settings)" for key in differing]
+    return list_of(words) if words else ""
 
 
 def as_in(recipe: Settings, run_recipe: Mapping[str, Any]) -> Settings:

@@ -32,7 +32,7 @@ from ..files import from_yaml, grouped, safe_name, to_yaml, versions, write_csv,
 from ..records import Training, find
 from ..stats.verdicts import UNDECIDED
 from ..words import duration, first_few, nobody, perhaps, round_to, several
-from .arms import recipe_of, teachers_first
+from .arms import recipe_of, teachers_first, unlike
 from .runs import Conclusion, Members, Planned, Run, Runs, measured_name, trained_name
 from .settings import SCALES, Settings, check_form, command_of, put_change, resolved, scale_file
 from .work import NotRun, Workshop, clear_teachers, in_small, known_runs, make, save_run
@@ -55,6 +55,7 @@ class Study:
     conclude: Callable[[Runs, Settings], Conclusion]
     criterion_of: Callable[[Settings], str]  # from the file, or from the module where settings change its words
     short: str = ""  # the question in a few words, for a list
+    shown: Mapping[str, Any] | None = None  # what a page shows of the result, `records.study.Shown`
     refuse: Callable[[Settings], None] = lambda settings: None  # raises for what `conclude` could not use
     # what to measure: model, text where the settings have several, and keys of the study's own
     measurements: Callable[[Settings], list[dict[str, Any]]] = lambda settings: []
@@ -149,13 +150,16 @@ def run(
     chosen = select(study, plan, pieces)
     is_new = read_config(study, scale, folder) is None
     members = Members(plan, settings)
-    done = {one.name for one in _runs(folder, members).values()}
+    done = {one.name: one for one in _runs(folder, members).values()}
     reusable = known_runs(reuse, members)
     shop = Workshop(folder, settings, data, bench, device, say, timed and study.timed, reusable, progress)
     missing = [planned for planned in chosen if planned.name not in done]
     for planned in chosen:
         if planned.name in done:
-            say(f"{planned.name}: already done")
+            record, differing = done[planned.name].record, ""
+            if isinstance(record, Training):
+                differing = unlike(members.recipes[str(planned.arm)], record.recipe)
+            say(f"{planned.name}: already done" + (f", but with {differing}" if differing else ""))
     begun, reason = time.monotonic(), ""
     try:
         _write_config(study, scale, folder, settings)
@@ -308,6 +312,7 @@ def conclude(study: Study, scale: str, folder: Path, *, reason: str = "", say: S
         figures=list(figures), config=used, runs=sorted(runs_by_folder),
         estimate=round_to(conclusion.estimate, whole=False),
         versions=_versions(runs_by_folder.values()) if plan else versions("decondense", "numpy", "scipy"),
+        shown=study.shown,
     )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     for name, draw in figures.items():

@@ -5,7 +5,8 @@ What `screen` chose, with fresh seeds, against cross-entropy at the same learnin
 has an interval over both seeds and documents (docs/statistics.md): texts take the place of tasks, documents of items,
 and the average over texts is judged. The correction for all cells is Bonferroni's. Where runs measured what quantising
 costs them (`train.quantised`), the table also says whether a loss lowers that cost, and where they were scored on
-tasks, what it does to the scores, at the level divided by the number of scored cells; neither decides anything.
+tasks, what it does to the scores, at the level divided by the number of scored cells; neither decides anything. Nor do
+the differences of two arms that the setting `beside` names, such as of two learning rates, which are at 95 % each.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from ..records import Training
 from ..stats.crossed import crossed_macro
 from ..stats.significance import holm
 from ..stats.verdicts import Decision, from_interval, interval, resolves
-from ..words import amount, signed, slug
-from .contrasts import BETWEEN, NONE, SMALLEST, below_everywhere, by_texts, over_items
+from ..words import amount, nearest, signed, slug
+from .contrasts import BETWEEN, NONE, SMALLEST, below_everywhere, by_texts, over_documents, over_items
 from .runs import MATTERS_POINTS, MATTERS_SHARE, Conclusion, Runs, Settings, by_document, cosine, quantisation
 from .settings import joined
 from .why import in_words, why
@@ -71,6 +72,12 @@ def quantised(runs: Runs, arm: str, base: str, scheme: str) -> list[float]:
     costs = np.array([list(map(cost, two)) for two in runs.paired(base, arm)]).reshape(-1, 2)
     known = costs[np.isfinite(costs).all(1)]
     return [float(known[:, 0].mean()), *interval(list(known[:, 1] - known[:, 0]))] if len(known) else [math.nan] * 4
+
+
+def refuse(settings: Settings) -> None:
+    for arm in (arm for two in settings.get("beside", ()) for arm in two):
+        if arm not in settings["arms"]:
+            raise ValueError(f"beside must name pairs of arms, got {arm!r}: {nearest(arm, settings['arms'])}")
 
 
 def conclude(runs: Runs, settings: Settings) -> Conclusion:
@@ -122,24 +129,38 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     )
     sentence = f"held-out loss minus cross-entropy's, nats per token over seeds and documents: {listed or 'not run'}."
     sentence += _tasks_in_words(tasks)
+    beside = {(arm, other): over_documents(runs, arm, other, smallest=SMALLEST)
+              for arm, other in settings.get("beside", ()) if runs.paired(arm, other)}  # fmt: skip
+    told = "; ".join(f"{_minus(*two)}: {decision.words(4)}" for two, decision in beside.items())
+    sentence += f" Beside the criterion, at 95 %: {told}." if told else ""
     verdict, headline, deciding = _decided(decisions, tokens)
     cells = {BETWEEN.join(cell): d for cell, d in decisions.items()}
     estimate = {"deciding": deciding, "cells": cells, "smallest": SMALLEST}
+    if beside:
+        # without the verdict, as no claim is about them
+        parts = ("estimate", "low", "high", "n", "level")
+        estimate["beside"] = {_minus(*two): {part: getattr(d, part) for part in parts} for two, d in beside.items()}
     if tasks:
         estimate["tasks"] = {BETWEEN.join(cell): decision for cell, decision in tasks.items()}
     names = [*dict.fromkeys(loss for loss, *_ in tokens if loss != NONE), NONE]
     models = list(dict.fromkeys(model for _, model, _ in tokens))
     # an interval over two seeds would hide everything else
-    drawn = [cell for cell, (*_, diffs) in table.items() if len(diffs) > 2]
-    drawn.sort(key=lambda cell: (models.index(cell[1]), tokens[cell], names.index(cell[0])))
+    lines = [(cell, f"{', '.join(cell[1:])}: {cell[0]}", diffs, corrected[cell] < 0.05)
+             for cell, (*_, diffs) in table.items() if len(diffs) > 2]  # fmt: skip
+    for arm, other in beside:
+        (loss, *place), base = arm.split(BETWEEN), other.split(BETWEEN)[1:]
+        diffs = runs.differences(arm, other, by_document)
+        lines += [((loss, *place), f"{', '.join(place)}: {loss} (minus {base[0]}'s)", diffs, False)] * (len(diffs) > 2)
+    lines.sort(key=lambda line: (models.index(line[0][1]), tokens[line[0]], names.index(line[0][0])))
+    places, labels, values, strong = zip(*lines) if lines else [()] * 4
     draw = partial(
-        effects, [(f"{', '.join(cell[1:])}: {cell[0]}", table[cell][2]) for cell in drawn],
+        effects, list(zip(labels, values)), strong=strong,
         x="held-out loss minus cross-entropy's, nats (right of 0: worse)", margin=SMALLEST,
-        colours=[names.index(cell[0]) for cell in drawn],
-        strong=[corrected[cell] < 0.05 for cell in drawn], groups=[cell[1] for cell in drawn],
+        colours=[names.index(loss) for loss, *_ in places], groups=[model for _, model, _ in places],
         note="filled: significant over seeds and documents, after correction for all comparisons\n"
-        "dots: seeds; bars: 95 % intervals over them alone; shaded: too small to matter",
-    ) if drawn else None  # fmt: skip
+        "dots: seeds; bars: 95 % intervals over them alone; shaded: too small to matter"
+        + "\nin brackets: whose cross-entropy is subtracted; not part of the correction" * bool(beside),
+    ) if lines else None  # fmt: skip
     more = _why(runs, tokens, settings, names)
     return Conclusion(verdict, headline, sentence, columns, rows, estimate, draw, more)
 
@@ -155,6 +176,11 @@ def on_tasks(runs: Runs, cells: Iterable[Cell]) -> dict[Cell, dict[str, Decision
         for cell, arms in scored.items()
     }
     return {cell: {name: d for name, d in told.items() if d is not None} for cell, told in found.items()}
+
+
+def _minus(arm: str, other: str) -> str:
+    """A name for the difference of two arms."""
+    return f"{', '.join(arm.split(BETWEEN))} minus {', '.join(other.split(BETWEEN))}"
 
 
 def _tasks_in_words(tasks: Mapping[Cell, Mapping[str, Decision]]) -> str:

@@ -4,6 +4,7 @@ base, arms        a recipe, and name → what an arm changes in it; its teacher 
 seeds, once       the training seeds, and the arms that no seed changes, which are made with the first seed alone
 heatmaps          the snapshots whose histogram is kept: "all", "last" or "none"
 tasks             the benchmarks after training, with `shots`, `limit` and `dtype`
+beside            pairs of arms whose difference is told as well, outside the criterion
 windows, tokens   how much of a text is measured; `sizes` is model → other numbers for it
 about, cost       of a scale: notes for people
 """
@@ -148,6 +149,7 @@ Whole = Annotated[int, Field(ge=1)]
 Number = Annotated[int, Field(ge=0)]
 Name = Annotated[str, Field(pattern=r"\S")]
 Names = Annotated[list[Name], Field(min_length=1), AfterValidator(_different)]
+_PAIR = conlist(Name, min_length=2, max_length=2)
 _LISTS = "a section of lists of different names"
 _DEFAULTS = (  # by the kind of the default: whole numbers count something, so they begin at 1
     (bool, Form("true or false", bool)),
@@ -170,9 +172,10 @@ FORMS = {  # settings of which the default's kind does not say enough
     "checkpoints": Form(_LISTS, dict[str, Names], 'write it like checkpoints."MODEL"=[step0, main]'),
     "pairs": Form(
         "a list of different pairs of names",
-        _list(conlist(Name, min_length=2, max_length=2)),
+        _list(_PAIR),
         "write it like [[original, distilled]]",
     ),
+    "beside": Form("a list of different pairs of arms", _list(_PAIR), "write it like [[ARM, OTHER]]"),
     "tasks": Form("a list of different names", _list(Name, 0), "write it like [piqa, arc_easy]"),
     "heatmaps": Form("all, last or none", Literal["all", "last", "none"]),
     "limit": Form("a whole number of at least 1, or null for all items", Whole | None),

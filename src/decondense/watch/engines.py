@@ -53,7 +53,8 @@ def monitor(
                several of either. They cost an extra forward pass for each reading.
     sequences  how many sequences of the batch to read
     metrics    which metrics to compute; docs/monitoring.md explains each
-    modules    patterns of submodules to read instead of a transformers model's own states, as in `regularize`
+    modules    patterns of submodules to read instead of a transformers model's own states, as in `regularize`; a
+               reading has them in the order in which they are called
     collapse   warn (`Collapse`) when a layer's mean cosine rises above it
     log        called with every `Reading`, to send it elsewhere
     """

@@ -17,7 +17,7 @@ from .. import hidden_states as hs
 from ..capture import Capture, Hook
 from ..checks import is_whole
 from ..geometry import NO_NUMBER, counting, shape_or_type
-from ..inputs import arguments, batches_of, called_with, main_input
+from ..inputs import arguments, batches_of, called_with, main_input, tell_unread
 from ..insides.transformers import is_encoder_decoder
 from ..meter.batches import checked
 from ..meter.result import BINS
@@ -78,6 +78,7 @@ class Monitor:
         if isinstance(self.reader, ModuleReader):
             self.reader.differentiated = False
         self.modules, self.step, self.epoch, self._log, self._pictured = modules, step, epoch, log or nobody, pictured
+        self._order: Sequence[int] = ()  # in which a model calls named modules
         self._readings: list[Reading] = []
         self._waiting: Future[Reading] | None = None  # a reading whose eigenvalues are being computed
         self.undo = ExitStack()
@@ -97,9 +98,12 @@ class Monitor:
             return
         if modules is None:
             hs.refuse_prompts(model)
-        self.batches = [checked(batch, model) for batch in batches_of(inputs, main_input(unwrap_peft(model)))]
+        main = main_input(unwrap_peft(model))
+        self.batches = [checked(batch, model) for batch in batches_of(inputs, main)]
         if not self.batches:
             raise ValueError("inputs must hold at least one batch, got none: leave them out to read training batches.")
+        if modules is None:
+            tell_unread(self.batches[0], main)
         if any(hasattr(p, "device_mesh") for p in model.parameters()):
             raise ValueError(
                 "inputs need a pass of their own, which a model sharded by FSDP cannot make in between: leave inputs "
@@ -144,7 +148,8 @@ class Monitor:
         step = self.seen = self.step()
         epoch = self.epoch()
         cuts = [_documents(capture) for capture in captures]
-        layers = [begun(self._sequences(captures, cuts, i), self.metrics) for i in range(len(captures[0].states))]
+        self._order = self._order or captures[0].order or range(len(captures[0].states))
+        layers = [begun(self._sequences(captures, cuts, i), self.metrics) for i in self._order]
         state = captures[0].states[0]
         if background.in_background(state):
             self._waiting = background.beside_training(partial(self._reading, step, epoch, layers), state.device)
@@ -158,7 +163,7 @@ class Monitor:
         density = (share / share.sum(1, keepdim=True).clamp_min(1) * BINS / 2).numpy()
         blocks = table["mean_cosine"][self.reader.first :]
         trend = float(curve_statistics(blocks)[0]) if len(blocks) > 2 else math.nan
-        names = tuple(f"{i:02d}" if self.modules is None else self.reader.name(i) for i in range(len(rows)))
+        names = tuple(f"{i:02d}" if self.modules is None else self.reader.name(i) for i in self._order)
         reading = Reading(step, names, table, trend, density, epoch)
         if self._pictured():
             _ = reading.picture  # drawn here, possibly in the background

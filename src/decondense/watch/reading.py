@@ -84,9 +84,8 @@ def begun(parts: Sequence[Tensor], metrics: Sequence[str]) -> Callable[[], tuple
         all_nan = torch.full((len(metrics),), math.nan, dtype=torch.float64), torch.zeros(FINE_BINS, dtype=torch.int64)
         return lambda: all_nan
     spectral = any(name in metrics for name in SPECTRAL)
-    with torch.autocast(parts[0].device.type, enabled=False):  # products in the states' own precision
-        measured = [window_statistics(part) for part in parts]
-        moments = [second_moments(part).on_host() for part in parts] if spectral else []
+    measured = [window_statistics(part) for part in parts]
+    moments = [second_moments(part).on_host() for part in parts] if spectral else []
     values = dict(zip(SCALARS, torch.cat([m.scalars[:, : len(SCALARS)] for m in measured]).nanmean(0)))
     values["outlier_share"] = values["top3_variance_share"]
     squares = [part.double().square().sum(2) for part in parts]

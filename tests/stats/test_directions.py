@@ -1,0 +1,79 @@
+"""Which way a metric is better: by its name, by what the user says, and what is said where neither is clear."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from by_hand import cli, make_item
+
+import decondense as dc
+from decondense.evaluate.directions import direction
+from decondense.evaluate.logs import Scores
+
+LOWER = """error error_rate err misclassification hallucination_rate logloss xent ce bpc bits_per_byte entropy surprisal
+    latency loss_per_token wer cer rmse val_loss val_NLL eval-loss brier_score word_perplexity scorer/err mean.error
+    negative_log_likelihood error,mean toxicity_score"""
+HIGHER = """acc acc_norm accuracy exact_match em score f1 macro_f1 pass@1 rougeL bleu-4 win_rate log_likelihood log_prob
+    neg_log_loss negative_mse model_graded_qa"""
+DOUBTFUL = ["error_free", "lossless", "terror", "risk_score", "negative_recall", "depth", "1-recall", "accuracy_gain"]
+DOUBTFUL_LOWER = ["accuracy_loss", "accuracy error", "1 - WER"]
+
+
+def test_a_direction_is_told_by_whole_words_wherever_they_stand():
+    assert {name: direction(name) for name in LOWER.split()} == dict.fromkeys(LOWER.split(), (True, True))
+    assert {name: direction(name) for name in HIGHER.split()} == dict.fromkeys(HIGHER.split(), (False, True))
+    assert {name: direction(name) for name in DOUBTFUL} == dict.fromkeys(DOUBTFUL, (False, False))
+    assert {name: direction(name) for name in DOUBTFUL_LOWER} == dict.fromkeys(DOUBTFUL_LOWER, (True, False))
+
+
+def tables(folder, metric):
+    paths = [folder / "base.csv", folder / "treated.csv"]
+    for k, path in enumerate(paths):
+        path.write_text(
+            "item,score,metric\n" + "".join(f"{n},{max(n % 2, k * (n % 3 == 0)):d},{metric}\n" for n in range(40))
+        )
+    return paths
+
+
+def test_a_doubtful_name_is_a_note_with_the_remedy_and_the_remedy_works(tmp_path):
+    for metric, lower in (("error_rate", True), ("depth", False), ("accuracy_loss", True)):
+        base, treated = tables(tmp_path, metric)
+        runs = {
+            given: dc.significance(base, treated, higher_is_better=given, bootstrap=0) for given in (None, True, False)
+        }
+        found, other = runs[None], runs[lower]
+        assert found.macro.difference == -other.macro.difference != 0
+        assert runs[not lower].macro.difference == found.macro.difference
+        taken, remedy = ("lower", "higher") if lower else ("higher", "lower")
+        words = f"items: the name {metric} does not say whether more of it is better, so {taken} is taken as better"
+        assert any(note.startswith(words) for note in found.notes) == (metric != "error_rate")
+        assert not any("does not say" in note for given in (True, False) for note in runs[given].notes)
+        if metric != "error_rate":
+            assert any(note.endswith(f"if that is wrong, give --{remedy}-is-better.") for note in found.notes)
+        done = cli("significance", base, treated, f"--{remedy}-is-better", "--out", tmp_path / metric, "--bootstrap", 0)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / metric / "result.json").read_text() == other.to_json()
+    with pytest.raises(ValueError, match="higher_is_better must be True or False, got 'no'"):
+        dc.significance(base, treated, higher_is_better="no")
+
+
+def test_rounding_does_not_take_shares_beyond_one(make_run):
+    """Sums of probabilities, such as TruthfulQA's mc2, end a rounding above 1."""
+
+    def run(name, top):
+        return make_run(name, {"t": [make_item("t", n, top if n % 2 else n / 40) for n in range(40)]})
+
+    base, treated = run("a", 1.0), run("b", 1 + 2.4e-7)
+    assert not any("the scores go" in note for note in dc.significance(base, treated, bootstrap=0).notes)
+    assert any("from 0 to 1.01" in note for note in dc.significance(base, run("c", 1.01), bootstrap=0).notes)
+
+
+def test_a_changed_copy_of_scores_keeps_their_sign():
+    for scores in (
+        Scores(["1"], np.array([2.0]), metric="loss"),
+        Scores(["1"], np.array([2.0]), metric="x", higher_is_better=False),
+    ):
+        for copy in (dataclasses.replace(scores, clusters=["a"]), dataclasses.replace(scores, ids=["2"])):
+            assert (copy.lower, copy.score.tolist()) == (True, [-2.0])
