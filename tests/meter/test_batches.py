@@ -241,6 +241,7 @@ def test_inputs_have_a_fingerprint_and_the_result_is_one_like_any_other(tmp_path
     assert model.training
     assert dc.load(c.save(tmp_path)).to_json() == c.to_json() == measure(model, inputs=pixels, label="tiny").to_json()
     assert c.plot(tmp_path).is_file()
+    assert all(value.untyped_storage().resizable() for value in (pixels, *model.parameters())), "FSDP frees storages"
     assert c.record.settings | {"windows": 12, "tokens": 17, "inputs": ["pixel_values"]} == c.record.settings
     assert "tiny" in repr(c)
     pixels[3, 0, 0, 0] += 1

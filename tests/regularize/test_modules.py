@@ -345,7 +345,7 @@ def test_a_mask_that_is_not_read_is_named_once():
             call()
     with warnings.catch_warnings():  # a function that reads it makes the sentence untrue
         warnings.simplefilter("error")
-        batch, rest = {"ids": ids, "pad_mask": mask == 0}, {"modules": BLOCKS, "bootstrap": 5}
+        batch, rest = {"ids": ids, "pad_mask": mask == 0}, {"modules": BLOCKS, "bootstrap": 20}
         found = dc.measure(model, inputs=batch, mask=lambda batch: ~batch["pad_mask"], **rest)
     assert [window["tokens"] for window in found.record.windows] == [n for n in mask.sum(1).tolist() if n > 1]
     for compiled in (False, True):
@@ -424,7 +424,7 @@ def test_depth_is_the_order_of_the_calls(names):
     """It was that of `named_modules()`: the meter called a model dispersing that condenses."""
     model, (ids, _, _) = Backwards().train(), padded()
     called = ["embed"] * (names == "*") + ["first", "middle", "last"]
-    c = dc.measure(model, inputs=ids, modules=names, bootstrap=5)
+    c = dc.measure(model, inputs=ids, modules=names, bootstrap=20)
     assert [state.name for state in c.record.states] == called
     assert c.mean_cosine.tolist() == sorted(c.mean_cosine)
     assert c.spearman == 1

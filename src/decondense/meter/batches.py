@@ -279,7 +279,8 @@ def _digest(digest: Any, batch: Batch, rows: int, *, read: int) -> None:
 
 
 def _bytes(key: str, value: Tensor) -> bytes:
-    content = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    own = value.clone(memory_format=torch.contiguous_format)  # numpy fixes the size of a storage: of a copy's
+    content = own.reshape(-1).view(torch.uint8).numpy().tobytes()
     return f"{key} {value.dtype} {tuple(value.shape)}".encode() + content
 
 
