@@ -110,6 +110,9 @@ def _nothing(*args: Any) -> None:
     """What is left of a hook in a model that was unpickled, or is being copied."""
 
 
-def shifted(labels: Tensor) -> Tensor:
-    """Labels as a causal loss counts them: position i gets label i + 1, the last position gets none (−100)."""
-    return nn.functional.pad(labels[..., 1:], (0, 1), value=-100)
+def counted(labels: Any, *, shift: bool) -> Tensor | None:
+    """The labels (batch, …) as a loss counts them, with `shift` as a causal one does: position i gets label i + 1, the
+    last position none (−100). None where they are no tensor, such as the boxes of an image: nothing counts those."""
+    if not isinstance(labels, Tensor):
+        return None
+    return nn.functional.pad(labels[..., 1:], (0, 1), value=-100) if shift and labels.ndim > 1 else labels

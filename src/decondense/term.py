@@ -151,8 +151,10 @@ class Term:
 
         labels (batch, tokens) are shifted as the task loss counts them, items is their number in the whole optimiser
         step. Given both, a sequence is weighted by its labels' share of the items: `penalty` is this call's part of the
-        step's penalty, `share` the sum of the weights, `per_layer` a mean over this call alone. Without items all
-        sequences with at least two tokens that count weigh the same (others have no pair), as always in `mean_cosine`.
+        step's penalty, `share` the sum of the weights, `per_layer` a mean over this call alone. Where labels and
+        sequences are not as many (the choices of a question have one label, R-Drop reads each sequence twice), the
+        sequences of the call have equal parts of its share. Without items all sequences with at least two tokens that
+        count weigh the same (others have no pair), as always in `mean_cosine`.
 
         Where sequences are split over R processes, each process computes the loss of the whole sequence. Gradients will
         be averaged over the processes, as DDP and FSDP do, so the gradient here is R times that of the value.
@@ -164,7 +166,9 @@ class Term:
         share, part = values.new_full((values.shape[1],), parts / values.shape[1]) * factor, values.new_full((), parts)
         if items is not None and labels is not None:
             labelled = (labels != -100).reshape(len(labels), -1).sum(1)  # one label per token, or per sequence
-            counted = sum_across(labelled, self.group)
+            if len(labelled) != values.shape[1]:
+                labelled = labelled.sum() / values.shape[1]
+            counted = sum_across(labelled, self.group).expand(values.shape[1])
             share = counted.to(values) / or_one(torch.as_tensor(items).to(values))  # a step may have no label at all
             part = share.sum()
         per_layer = (values * share).sum(1)  # not a matrix product: autocast would make that bfloat16
@@ -240,7 +244,8 @@ class Term:
         cut = documents(positions, mask, len(states[0]))
         if cut is None:
             return states, mask, labels
-        labels = None if labels is None else torch.where(cut.mask, cut.gather(labels), -100)
+        if labels is not None and labels.shape[:2] == cut.shape:  # else one label for a row, or for several
+            labels = torch.where(cut.mask, cut.gather(labels), -100)
         return [cut.gather(z) for z in states], cut.mask, labels
 
     @torch.no_grad()

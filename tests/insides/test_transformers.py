@@ -17,11 +17,16 @@ def trainer(tmp_path_factory):
     return Trainer(model=llama(), args=args)
 
 
-def test_how_models_count_labels():
+def test_how_models_count_labels(trainer):
+    args = trainer.args
     found = {build.__name__: inside.shifts_labels(build()) for build in (gpt2, llama, bert, t5)}
-    # GPT2 names no loss type: Trainer counts all its labels, and so must we
-    assert found == {"gpt2": False, "llama": True, "bert": False, "t5": False}
+    assert found == {"gpt2": True, "llama": True, "bert": False, "t5": False}
     assert not inside.shifts_labels(torch.nn.Linear(2, 2))
+    own = llama()
+    own.loss_function = min
+    assert not inside.shifts_labels(own)
+    # GPT2's class names no loss: Trainer counts all its labels, and for Trainer so must we
+    assert [inside.trainer_shifts_labels(Trainer(model=build(), args=args)) for build in (gpt2, llama)] == [False, True]
 
 
 def test_a_model_that_names_no_loss_is_given_the_one_it_has():
@@ -30,7 +35,7 @@ def test_a_model_that_names_no_loss_is_given_the_one_it_has():
         inside.name_loss(model)
         assert model.loss_function is before
         assert ("_loss_function" in vars(model)) is not own  # and nothing is left to complain of
-        assert inside.shifts_labels(model) is own, "Trainer counts as before"
+        assert (model.loss_type is not None) is own, "Trainer counts as before"
 
 
 def test_a_model_that_brings_its_loss_keeps_it():

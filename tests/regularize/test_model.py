@@ -366,6 +366,40 @@ def test_one_label_per_sequence(name):
             dc.measure(model)
 
 
+@pytest.mark.parametrize("build", [llama, gpt2])
+def test_items_are_counted_as_the_models_loss_counts_them(build):
+    """GPT2's class names no loss, but it has the causal one: a row has a label less than tokens."""
+    model, ids = build().train(), tokens()
+    found = {}
+    for rows in (4, 1):
+        with dc.regularize(model, weight=5.0):
+            for part in ids.split(rows):
+                model(input_ids=part, labels=part, num_items_in_batch=4 * 11).loss.backward()
+        found[rows] = gradients(model)
+        model.zero_grad()
+    with dc.regularize(model, weight=5.0):
+        model(input_ids=ids, labels=ids).loss.backward()  # a mean over items, and over rows of one length
+    for parts in found.values():
+        assert_same(parts, gradients(model), 1e-5)
+
+
+def test_labels_that_are_no_tensor():
+    """The boxes of an image, of a model with an encoder and a decoder."""
+    narrow = {"d_model": 32, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "encoder_layers": 1, "decoder_layers": 2,
+              "encoder_attention_heads": 4, "decoder_attention_heads": 4, "dropout": 0.0, "num_queries": 5}  # fmt: skip
+    sizes = {"embedding_size": 8, "hidden_sizes": [8, 8, 8, 16], "depths": [1, 1, 1, 1], "out_features": ["stage4"]}
+    eyes = transformers.ResNetConfig(layer_type="basic", **sizes)
+    torch.manual_seed(1)
+    model = transformers.DetrForObjectDetection(transformers.DetrConfig(backbone_config=eyes, **narrow)).train()
+    boxes = [{"class_labels": torch.tensor([1]), "boxes": torch.tensor([[0.4, 0.5, 0.2, 0.3]])}] * 2
+    with dc.regularize(model, weight=3.0) as handle:
+        loss = model(pixel_values=torch.randn(2, 3, 64, 64), labels=boxes).loss
+    last = handle.last
+    assert [name.rpartition(" of ")[2] for name in handle.reads] == ["DetrDecoder"] * 2
+    assert last["penalty"] < 0
+    torch.testing.assert_close(loss.detach(), last["task_loss"] + 3.0 * last["penalty"])
+
+
 def test_the_model_is_not_kept_alive():
     model = llama()
     dc.regularize(model)

@@ -21,22 +21,30 @@ _SCALE = "the penalty must be scaled as Trainer scales its loss"
 
 
 def shifts_labels(model: Any) -> bool:
-    """Whether the model's loss compares position i with label i + 1: the rule by which items are counted."""
+    """Whether the model's loss compares position i with label i + 1. A model whose class names no loss (GPT2, for
+    example) does, though Trainer counts all its labels: see `trainer_shifts_labels`."""
     module, why = "transformers.loss.loss_utils", "labels must be counted as the model's loss counts them"
     mapping = member(module, "LOSS_MAPPING", why=why)
     causal = member(module, "ForCausalLMLoss", why=why)
-    return mapping.get(getattr(model, "loss_type", None)) is causal and not is_encoder_decoder(model)
+    named = getattr(model, "loss_type", None)
+    loss = getattr(model, "_loss_function", None) or mapping.get(named, causal if _is_plain(model) else None)
+    return loss is causal and not is_encoder_decoder(model)
 
 
 def name_loss(model: Any) -> None:
     """Give a causal language model whose class names no loss (GPT2, for example) the loss that transformers would fall
     back to with a warning. A model with its own loss keeps it. `loss_type` stays: Trainer counts labels by it."""
-    why = "a model whose class names no loss must be given one"
+    if _is_plain(model) and getattr(model, "loss_type", None) is None and "_loss_function" not in vars(model):
+        why = "a model whose class names no loss must be given one"
+        model.loss_function = member("transformers.loss.loss_utils", "ForCausalLMLoss", why=why)
+
+
+def _is_plain(model: Any) -> bool:
+    """Whether a model of transformers has the `loss_function` of all of them and no other in its place."""
+    why = "a model whose class names no loss must be told from one that brings its own"
     base = member("transformers", "PreTrainedModel", why=why)
     own = attribute(base, "loss_function", library="transformers", why=why)
-    plain = getattr(type(model), "loss_function", None) is own
-    if plain and getattr(model, "loss_type", None) is None and "_loss_function" not in vars(model):
-        model.loss_function = member("transformers.loss.loss_utils", "ForCausalLMLoss", why=why)
+    return getattr(type(model), "loss_function", None) is own
 
 
 def collect_hidden_states(stack: Any) -> None:
@@ -93,7 +101,7 @@ def is_encoder_decoder(model: Any) -> bool:
 
 
 def trainer_shifts_labels(trainer: Any) -> bool:
-    """The same as `shifts_labels`, as Trainer sees it when it counts `num_items_in_batch`."""
+    """Whether Trainer counts the labels of a model as `shifts_labels` says when it computes `num_items_in_batch`."""
     return bool(_of(trainer, "_loss_shifts_labels", "labels must be counted as Trainer counts num_items_in_batch"))
 
 

@@ -7,6 +7,7 @@ LLaMA-Factory and ms-swift build the trainer themselves, but take callbacks.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,11 +20,12 @@ from ..regularizer import regularize, term_of
 
 
 class DecondenseCallback(TrainerCallback):
-    """Attaches the loss when the trainer has been built, or at the latest when it begins to train.
+    """Attaches the loss when the trainer has been built, or at the latest when it begins to train; once to each
+    trainer that calls it, so one callback may serve several, such as those of a loop over seeds.
 
     loss, modules, options  as in `regularize`
     trainer                 the trainer to attach to; by default the one that calls this callback
-    handle                  what `regularize` returned, once attached; None before
+    handle                  what `regularize` returned for the latest of them; None before
     """
 
     def __init__(
@@ -38,17 +40,18 @@ class DecondenseCallback(TrainerCallback):
         self.loss, self.options = loss, {"modules": modules, **options}
         self.trainer = trainer
         self.handle: Handle | None = None
+        self._served: weakref.WeakSet[Any] = weakref.WeakSet()  # handles would keep trainers that nobody else holds
 
     def on_init_end(self, *args: Any, **kwargs: Any) -> None:
-        if self.handle is not None and self.handle.attached:
-            return
         trainer = self.trainer if self.trainer is not None else calling_trainer(self)
         if trainer is None:
             raise RuntimeError(
                 "DecondenseCallback must be called by the transformers trainer whose callback it is, and no such "
                 "trainer called it: attach to the trainer itself, dc.regularize(trainer, …)."
             )
-        self.handle = regularize(trainer, self.loss, **self.options)
+        if trainer not in self._served:
+            self.handle = regularize(trainer, self.loss, **self.options)
+            self._served.add(trainer)
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         self.on_init_end()  # a callback added later by add_callback sees no on_init_end

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..capture import Hook, after_optimisers, shifted
+from ..capture import Hook, after_optimisers, counted
 from ..geometry import shape_or_type
 from ..handle import Attachment
 from ..inputs import called_with
@@ -26,7 +26,7 @@ class OwnLoop:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.step = 0
-        self._call: tuple[Tensor | None, Tensor | int | None] = (None, None)
+        self._call: tuple[Any, bool, Tensor | int | None] = (None, False, None)  # labels, whether to shift them, items
         self._inside = False
         self._went_past = False  # whether the collected call was made inside the model, past the model itself
         self._collects = False  # whether this call's states are collected; states of an earlier call may still wait
@@ -39,7 +39,7 @@ class OwnLoop:
     def attach(self, attachment: Attachment) -> None:
         self._attachment = attachment
         inner = unwrap_peft(self.model)  # asked once: torch.compile cannot trace the question
-        self._shifts = getattr(inner, "loss_type", None) is not None and shifts_labels(inner)
+        self._shifts = hasattr(inner, "loss_type") and shifts_labels(inner)
         self._begun = any(p.grad is not None for p in self.model.parameters())  # a step had begun before
         # The pre-hook on the model must come first and the forward hook last; those of the reader lie between.
         enter = Hook.hang(self.model.register_forward_pre_hook, self._enter, with_kwargs=True)
@@ -62,12 +62,10 @@ class OwnLoop:
                 self._trained = True
             else:
                 self._evaluated = True
-        labels = kwargs.get("shift_labels")
+        labels, shifts = kwargs.get("shift_labels"), False
         if labels is None:
-            labels = called_with(module.forward, args, kwargs).get("labels")
-            if labels is not None and self._shifts:
-                labels = shifted(labels)
-        self._call = (labels, kwargs.get("num_items_in_batch"))
+            labels, shifts = called_with(module.forward, args, kwargs).get("labels"), self._shifts
+        self._call = (labels, shifts, kwargs.get("num_items_in_batch"))
 
     def _enter_inner(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """PEFT calls the `forward` of the model inside, so this is the user's call, mostly of what merge_and_unload
@@ -98,13 +96,13 @@ class OwnLoop:
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         attachment, self._inside = self._attachment, False
-        (labels, items), self._call = self._call, (None, None)
+        (labels, shifts, items), self._call = self._call, (None, False, None)
         if not self._collects or not attachment.captures:
             return None
         task = _loss_of(out, labels is not None)
         if task is None:
             return None
-        total = task + attachment.give(labels, items).to(task.device)
+        total = task + attachment.give(counted(labels, shift=shifts), items).to(task.device)
         attachment.task_loss(task)
         if isinstance(out, tuple):
             return (total, *out[1:])

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import TrainerCallback
 
-from ..capture import shifted
+from ..capture import counted
 from ..handle import Attachment, attached_to
 from ..insides import replaced
 from ..insides import transformers as inside
@@ -27,7 +28,7 @@ class TrainerEngine:
     The step of the schedule is the trainer's `global_step`, so resuming keeps it.
 
     sums         sums over the training calls since the last log line, for the next one
-    logged_step  the step of the last log line; negative before the first training call
+    logged_step  the step of the last log line, or at which train() began or the loss was attached
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -46,10 +47,11 @@ class TrainerEngine:
         self._group = inside.context_group(trainer) if shards["context"] > 1 else None
         self.trainer, self.model = trainer, trainer.model
         self.sums: dict[str, Tensor] = {}
-        self.logged_step = -1
+        self.logged_step = self.step
         self._weights: dict[str, set[float]] = {}  # penalty → its weights since the last log line
         self._wants_cosine = True
         self._collecting = False
+        self._added = False  # whether a training call has had the term since train() began
         previous = attached_to(self.model)
         of_another = previous and isinstance(previous.engine, TrainerEngine) and previous.engine.trainer is not trainer
         # DPO's trainer after SFT's, or a notebook's cell run again: nobody may hold the earlier handle any more.
@@ -78,6 +80,25 @@ class TrainerEngine:
         self._compute_loss, self._log = self.trainer.compute_loss, self.trainer.log
         for name, wrapped in (("compute_loss", self._with_penalty), ("log", self._with_terms)):
             attachment.undo.enter_context(replaced(self.trainer, name, wrapped))
+        moments = _Moments(self)
+        self.trainer.add_callback(moments)
+        attachment.undo.callback(self.trainer.remove_callback, moments)
+
+    def begin(self) -> None:
+        """At the beginning of train(): sums of an earlier one, which may have been interrupted, are in no log line."""
+        self.sums.clear()
+        self._weights.clear()
+        self.logged_step, self._wants_cosine, self._added = self.step, True, False
+
+    def refuse_without(self) -> None:
+        """Before an optimiser step: raise if no loss of this train() has had the term."""
+        if not self._added:
+            name = type(self.trainer).__name__
+            raise RuntimeError(
+                f"{name} must compute its loss by compute_loss, to which the penalty is added, but its first optimiser "
+                "step comes without a call of it: call self.compute_loss in its training_step, or, if that uses the "
+                "loss that the model returns, attach to the model, regularize(trainer.model, …)."
+            )
 
     def _with_penalty(
         self,
@@ -87,11 +108,10 @@ class TrainerEngine:
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> Any:
-        labels = inputs.get("shift_labels")
-        if labels is None and inputs.get("labels") is not None:
-            labels = inputs["labels"]
-            if inside.trainer_shifts_labels(self.trainer):
-                labels = shifted(labels)
+        labels, shifts = inputs.get("shift_labels"), False
+        if labels is None:
+            labels, shifts = inputs.get("labels"), inside.trainer_shifts_labels(self.trainer)
+        labels = counted(labels, shift=shifts)
         self._attachment.captures.clear()
         self._collecting = True
         try:
@@ -115,6 +135,7 @@ class TrainerEngine:
                     f"head calls the layers by a way of its own, {naming(self.model)}."
                 )
             return result
+        self._added = True
         added = self._terms(labels, num_items_in_batch, loss)
         return (loss + added, result[1]) if return_outputs else loss + added
 
@@ -149,8 +170,6 @@ class TrainerEngine:
         return weight * penalty
 
     def _note(self, name: str, value: Tensor) -> None:
-        if self.logged_step < 0:
-            self.logged_step = self.step  # not 0 in a resumed run
         self.sums[name] = self.sums[name] + value if name in self.sums else value
 
     def _with_terms(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -180,6 +199,19 @@ class TrainerEngine:
         if accelerator.num_processes > 1:
             value = accelerator.gather(value.reshape(1)).mean()
         return float(value)
+
+
+class _Moments(TrainerCallback):
+    """Tells an engine when its trainer's train() begins, and when a step is about to be made."""
+
+    def __init__(self, engine: TrainerEngine) -> None:
+        self.engine = engine
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.engine.begin()
+
+    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        self.engine.refuse_without()
 
 
 def _line_weight(name: str, weights: set[float], sums: dict[str, float]) -> float:

@@ -75,8 +75,6 @@ class Trainer(transformers.Trainer, TrainerCallback):
         kept = kept_in(checkpoint)
         self._logged_step, self._seconds_before, self.skipped = kept["step"], kept["seconds"], kept["skipped_steps"]
         if self.attachment is not None:
-            # The attachment counts from when it was attached; after resuming that is not the start of the run.
-            self.attachment.engine.logged_step = kept["step"]
             self.attachment.calls = kept["step"] * self.args.gradient_accumulation_steps
             if kept["agreement"] is not None:
                 self.attachment.agreement = torch.tensor(kept["agreement"], device=self.args.device)
