@@ -1,4 +1,4 @@
-"""What trainers do that the plain case does not: train twice, compute no loss, read other rows than they have labels."""
+"""What trainers do that the plain case does not: train twice, compute no loss, have other rows than labels."""
 
 from __future__ import annotations
 
