@@ -90,11 +90,13 @@ def test_a_live_comparison_is_drawn_as_its_record_is(tmp_path):
     assert (tmp_path / "live" / "trend.csv").read_bytes() == (tmp_path / "record" / "trend.csv").read_bytes()
 
 
-def test_a_port_without_a_server_is_refused(tmp_path, monkeypatch):
+def test_a_port_without_a_server_and_a_file_with_one_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert refused("report", ".", "--port", "9000") == (
         "error: --port is for --serve, got --port 9000 alone: add --serve, or leave --port out.\n"
     )
+    for options in (["--out", "p.html"], ["--table"], ["--readme", "README.md"]):
+        assert f"--serve writes nothing, got {options[0]} beside it" in refused("report", ".", "--serve", *options)
     assert list(Path().iterdir()) == []
 
 

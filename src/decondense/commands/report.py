@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..files import output_folder, write_text
-from ..words import several
+from ..words import list_of, several
 from .terminal import err, out, progress_bar, writing
 
 LARGE, PORT = 15_000_000, 8420
@@ -34,6 +34,9 @@ def report(
 ) -> None:
     """Write one self-contained HTML page for every result in the given folders: it works from disk, offline."""
     if serve:
+        written = {"--out": out_file is not None, "--table": table, "--readme": readme is not None}
+        if beside := [option for option, given in written.items() if given]:
+            raise ValueError(f"--serve writes nothing, got {list_of(beside)} beside it: leave one of them out.")
         _serve(folders, PORT if port is None else port, title, as_json=as_json)
         return
     if port is not None:
