@@ -22,8 +22,7 @@ Known = tuple[Tensor, Tensor, Tensor | None]  # a state; its loss and its mean c
 class Capture:
     """One training call: its hidden states, embedding layer first, and the arguments that came with them. `masks` has
     one mask per state where the states belong to two stacks, which read different tokens; `autocast` is the call's
-    dtype under autocast. `known` are states whose losses, and mean cosines if free, the blocks have computed. `order`
-    are the numbers of the states in the order in which they came to be, where that may be another one."""
+    dtype under autocast. `known` are states whose losses, and mean cosines if free, the blocks have computed."""
 
     states: Sequence[Tensor]
     attention_mask: Tensor | None = None
@@ -31,7 +30,6 @@ class Capture:
     masks: list[Tensor | None] | None = None
     autocast: torch.dtype | None = None
     known: Sequence[Known] = ()
-    order: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         positions = self.position_ids

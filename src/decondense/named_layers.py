@@ -27,7 +27,8 @@ SEEING = ("vision_model", "vision_tower", "visual")  # the parts of transformers
 class ModuleReader:
     """The outputs of named submodules, for any `nn.Module`.
 
-    A pattern is matched level by level: `h.*` are the modules directly in `h`, not those inside them.
+    A pattern is matched level by level: `h.*` are the modules directly in `h`, not those inside them. They are in the
+    order of their calls, and before the first call of the model in that of `named_modules()`.
     """
 
     first = 0
@@ -70,9 +71,10 @@ class ModuleReader:
         stacks = [padded_by(model, name) for name in self.names]
         known_stacks = [one for one in stacks if one is not None]
         default_stack = known_stacks[0] if len({argument for _, argument in known_stacks}) == 1 else ("", "")
-        self.padded = [one or default_stack for one in stacks]
+        self.padded = [one or default_stack for one in stacks]  # parallel to `names`, as `parts` and `sides`
         self.sides = _sides(self.names, self.parts, unwrap_peft(model), self.padded)
         self.masked = False  # whether the caller has a mask of its own beside what the arguments say
+        self.ordered = False  # whether the order of the calls is known, and stays that of the first one
         self.differentiated = True  # whether a loss is computed from the states, which must then carry a gradient
         self._outputs: dict[str, Tensor] | None = None
         self._paddings: dict[str, Any] = {}  # module name of a torch stack → its padding mask in this call
@@ -126,7 +128,7 @@ class ModuleReader:
                 "is read: to read each, let what it returns pass through an nn.Identity of its own each time, and name "
                 "those."
             )
-            del self._outputs[name]  # in `_outputs` the latest call is the last
+            del self._outputs[name]  # the latest call is the last in `_outputs`, and so among the layers
         self._outputs[name] = out[0] if isinstance(out, tuple) else out
 
     def once(self, inputs: dict[str, Any]) -> Capture:
@@ -156,8 +158,7 @@ class ModuleReader:
                 "forward one of those names."
             )
         positions = None if "image" in self.sides else given.get("position_ids")
-        order = [self.names.index(name) for name in outputs]
-        return Capture(states, masks[0], positions, None if one_mask else masks, order=order)
+        return Capture(states, masks[0], positions, None if one_mask else masks)
 
     def _own(self, given: dict[str, Any], state: int) -> dict[str, Any]:
         """The model's arguments that may describe a layer's tokens: for a layer over the target, none of the source."""
@@ -174,7 +175,7 @@ class ModuleReader:
         return token_mask(given, "decoder_" if self.sides[state] == "decoder" else "", shape)
 
     def _states(self, outputs: dict[str, Tensor]) -> list[Tensor]:
-        """The outputs in the order of the names; raise if some are missing or are no hidden states."""
+        """The outputs, whose order becomes that of the names; raise if some are missing or are no hidden states."""
         missing = [name for name in self.names if name not in outputs]
         if missing:
             raise RuntimeError(
@@ -193,6 +194,12 @@ class ModuleReader:
                     f"the output of {name} must carry a gradient, got none: reentrant checkpointing hides it, "
                     "use use_reentrant=False; a frozen layer has none, leave it out."
                 )
+        # A module may have registered its layers in another order, which would turn a trend over depth around.
+        called = list(outputs)
+        if called != self.names and not self.ordered:
+            order = [self.names.index(name) for name in called]
+            self.names, self.parts = called, [self.parts[i] for i in order]
+            self.padded, self.sides = [self.padded[i] for i in order], [self.sides[i] for i in order]
         return [outputs[name] for name in self.names]
 
 

@@ -53,8 +53,7 @@ def regularize(
     weight       λ, the factor of the penalty.
     layers       "all" (every block, not the embedding layer), "last", "early_half", "late_half", a list of
                  indices into the hidden states (0 is the embedding layer), or a callable from their number to such
-                 a list. With `modules`, indices count the matching modules from 0, in the order of
-                 `named_modules()`.
+                 a list. With `modules`, indices count the matching modules from 0, in the order of their calls.
     schedule     "constant"; "linear" or "cosine": the weight rises from 0 over `ramp_steps` optimiser steps;
                  "release": it is constant until step `release_at` and then falls linearly to 0 over `ramp_steps`; or
                  a callable from the optimiser step to a factor of the weight. Steps of torch optimisers are counted;
@@ -63,7 +62,7 @@ def regularize(
                  but only in calls without an attention mask; None: a row is one sequence.
     modules      one or several patterns of submodule names: the outputs of these modules, (batch, tokens, width), are
                  read instead. Patterns match level by level: "blocks.*" are the modules directly in `blocks`.
-                 `handle.reads` lists what is read.
+                 `handle.reads` lists what is read, from the first call on in the order of the calls.
     options      options of the loss. If your own loop splits sequences over processes (context parallelism), pass
                  their process_group; gradients must be averaged over these processes, as DDP and FSDP do.
     check_every  every so many training calls, compare the estimator's gradient with the exact one on the first

@@ -338,7 +338,7 @@ def test_calls_past_the_model_are_named(past):
         called(input_ids=ids, labels=ids).loss.backward()
         with pytest.raises(RuntimeError, match=r"must be called itself, .* went past it, as model\.forward"):
             optimiser.step()
-        with pytest.raises(RuntimeError, match=r"merge_and_unload leaves: attach to what you call"):
+        with pytest.raises(RuntimeError, match=r"merge_and_unload leaves: remove\(\) the handle and attach to"):
             called(input_ids=ids, labels=ids)
 
 
@@ -356,7 +356,7 @@ def test_a_loss_that_acts_no_more_after_merging_is_named_at_the_next_step(option
         called = model.merge_and_unload().requires_grad_().train(mode)
         called(input_ids=ids, labels=ids).loss.backward()
         with pytest.raises(
-            RuntimeError, match=r"the PeftModel that the loss .* merge_and_unload leaves: attach to what"
+            RuntimeError, match=r"the PeftModel that the loss .* merge_and_unload leaves: remove\(\) the handle"
         ):
             torch.optim.SGD(called.parameters(), 0.1).step()
         assert handle.step == 2

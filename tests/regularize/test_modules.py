@@ -13,6 +13,7 @@ from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrapp
 
 import decondense as dc
 from decondense import losses
+from decondense.meter.batches import NamedStates
 from regularize.models import VOCABULARY, padded
 
 BLOCKS = "encoder.layers.*"
@@ -435,3 +436,35 @@ def test_depth_is_the_order_of_the_calls(names):
             assert list(watch.readings[0].layers) == called
             assert watch.readings[0].table["mean_cosine"] == pytest.approx(c.mean_cosine, abs=1e-5)
             assert watch.readings[0].trend == 1
+        with dc.regularize(model, modules=names, layers="last") as handle:
+            (torch.compile(model, backend="eager") if compiled else model)(ids)
+            handle.penalty()
+            assert handle.reads == ["last"]
+            assert handle.last["mean_cosine"].tolist() == pytest.approx(c.mean_cosine[-1:], abs=1e-2)
+
+
+@pytest.mark.filterwarnings("ignore:first was called more than once")
+def test_a_layer_that_is_called_again_has_the_place_of_its_last_call():
+    class Again(Backwards):
+        def forward(self, ids):
+            return self.first(self.middle(self.first(self.embed(ids))))
+
+    with dc.regularize(model := Again().train(), modules=["first", "middle"]) as handle:
+        model(padded()[0])
+        handle.penalty()
+        assert handle.reads == ["middle", "first"]
+
+
+def test_layers_that_another_batch_calls_in_another_order_keep_their_places():
+    class Either(Backwards):
+        def forward(self, ids):
+            layers = [self.first, self.middle] if ids[0, 0] == 0 else [self.middle, self.first]
+            return self.last(layers[1](layers[0](self.embed(ids))))
+
+    model, seen = Either().eval(), {}
+    reader = NamedStates(model, ["first", "middle", "last"], probe={"ids": torch.zeros(1, 3, dtype=int)}, masked=False)
+    model.middle.register_forward_hook(lambda module, args, out: seen.update(middle=out))
+    found = {}
+    reader.read({"ids": torch.ones(1, 3, dtype=int)}, lambda number, z: found.update({reader.names[number]: z}))
+    assert list(found) == ["first", "middle", "last"]
+    assert found["middle"] is seen["middle"]

@@ -90,8 +90,8 @@ class OwnLoop:
             raise RuntimeError(
                 f"the {type(self.model).__name__} that the loss is attached to must be called itself, but the last "
                 "training call went past it, as model.forward(…) does, or the model that PEFT's merge_and_unload "
-                "leaves: attach to what you call, with a trainer regularize(trainer, …), or add handle.penalty() to "
-                "your own loss."
+                "leaves: remove() the handle and attach to what you call, with a trainer regularize(trainer, …), or "
+                "add handle.penalty() to your own loss."
             )
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:

@@ -43,8 +43,7 @@ Mask = Callable[[Batch], Tensor]
 
 class NamedStates:
     """The outputs of named submodules, read as ``StateReader`` reads hidden states. Their order is that of the calls in
-    the batch ``probe``: a module may have registered them in another one, which would turn a trend over depth around.
-    """
+    the batch ``probe``."""
 
     final_norm = False
 
@@ -61,8 +60,8 @@ class NamedStates:
             raise ValueError(f"modules must name at least 2 layers for a curve over depth, got only {found[0]!r}.")
         self.layers, self.states = len(found) - 1, len(found)
         self._captured: tuple[Batch, Capture] | None = None
-        self.order = self._once(probe).order
-        self.names = [found[i] for i in self.order]
+        self._once(probe)
+        self.names, self.reader.ordered = self.reader.names, True
         self.stack = "modules " + (patterns if isinstance(patterns, str) else ", ".join(patterns))
 
     def mask(self, batch: Batch) -> Tensor | None:
@@ -70,9 +69,8 @@ class NamedStates:
 
     def read(self, batch: Batch, visit: Visit) -> None:
         with torch.inference_mode():
-            states = self._once(batch).states
-            for number, i in enumerate(self.order):
-                visit(number, states[i])
+            for number, z in enumerate(self._once(batch).states):
+                visit(number, z)
 
     def _once(self, batch: Batch) -> Capture:
         """Run a batch once, for states and mask: torch's own stacks may get their padding only inside of the model."""

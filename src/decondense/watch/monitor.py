@@ -78,7 +78,6 @@ class Monitor:
         if isinstance(self.reader, ModuleReader):
             self.reader.differentiated = False
         self.modules, self.step, self.epoch, self._log, self._pictured = modules, step, epoch, log or nobody, pictured
-        self._order: Sequence[int] = ()  # in which a model calls named modules
         self._readings: list[Reading] = []
         self._waiting: Future[Reading] | None = None  # a reading whose eigenvalues are being computed
         self.undo = ExitStack()
@@ -148,8 +147,7 @@ class Monitor:
         step = self.seen = self.step()
         epoch = self.epoch()
         cuts = [_documents(capture) for capture in captures]
-        self._order = self._order or captures[0].order or range(len(captures[0].states))
-        layers = [begun(self._sequences(captures, cuts, i), self.metrics) for i in self._order]
+        layers = [begun(self._sequences(captures, cuts, i), self.metrics) for i in range(len(captures[0].states))]
         state = captures[0].states[0]
         if background.in_background(state):
             self._waiting = background.beside_training(partial(self._reading, step, epoch, layers), state.device)
@@ -163,7 +161,8 @@ class Monitor:
         density = (share / share.sum(1, keepdim=True).clamp_min(1) * BINS / 2).numpy()
         blocks = table["mean_cosine"][self.reader.first :]
         trend = float(curve_statistics(blocks)[0]) if len(blocks) > 2 else math.nan
-        names = tuple(f"{i:02d}" if self.modules is None else self.reader.name(i) for i in self._order)
+        name = "{:02d}".format if self.modules is None else self.reader.name
+        names = tuple(name(i) for i in range(len(layers)))
         reading = Reading(step, names, table, trend, density, epoch)
         if self._pictured():
             _ = reading.picture  # drawn here, possibly in the background
