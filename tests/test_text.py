@@ -9,16 +9,18 @@ import lzma
 import math
 import re
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from transformers import ByT5Tokenizer
 
 from decondense import text as texts
 from decondense.models import load_tokenizer, resolve
 from decondense.text import Text, check_text, iterate_documents, open_text
 from decondense.text_files import BEGINNING
 from decondense.train.token_files import fingerprint
-from decondense.windows import draw_windows
+from decondense.windows import _word_start, draw_windows
 
 DOCUMENTS = ["The first document, with a line\u2028separator.", "The second one.", "Ünïcode третий"]
 
@@ -458,3 +460,19 @@ def test_two_tokenizers_see_the_same_passages(shared, tokenizer):
     b = draw_windows(text, other, windows=7, tokens=64, seed=2)
     assert [o["start"] for o in a.origins] == [o["start"] for o in b.origins]
     assert (b.ids.shape, a.ids.shape) == ((7, 64), (7, 64))
+
+
+@pytest.mark.parametrize("letters", ["今天天气很好我们去公园玩", "กรุงเทพมหานคร"], ids=["Chinese", "Thai"])
+def test_windows_of_a_text_without_spaces_begin_anywhere_in_a_line(letters):
+    """All began at a line, and lines often begin alike: the interval was that of such beginnings."""
+    rng = np.random.default_rng(0)
+    joined = "\n".join("".join(rng.choice(list(letters), 400)) for _ in range(40))
+    drawn = draw_windows(open_text([joined]), ByT5Tokenizer(), windows=20, tokens=32)
+    at_a_line = sum(joined[origin["start"] - 1] == "\n" for origin in drawn.origins)
+    assert at_a_line <= 4  # of 400 places 30 lie that near to the next line
+
+
+def test_windows_begin_at_a_word_or_where_they_were_drawn():
+    assert [_word_start("one two", at, 7) for at in range(7)] == [0, 4, 4, 4, 4, 5, 6]
+    assert [_word_start("x" * 50 + " y", at, 52) for at in (0, 3, 20, 21, 50)] == [0, 3, 20, 51, 51]
+    assert [_word_start("ab今天", at, 4) for at in (1, 2, 3)] == [3, 3, 3]

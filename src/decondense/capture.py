@@ -53,12 +53,13 @@ class Capture:
                 queue.extend(before for before, _ in node.next_functions)
         return False
 
-    def targets(self, labels: Tensor, sides: Sequence[str]) -> None:
+    def targets(self, labels: Any, sides: Sequence[str]) -> None:
         """Derive missing decoder masks from the labels: targets are padded with −100, and where there is no label there
-        is no token. `sides`, one per state or one for all, tells which are the decoder's; given masks stay."""
-        labelled = labels.ne(-100)
-        for i, side in enumerate(sides):
-            if side == "decoder" and self.mask_of(i) is None and labelled.shape == self.states[i].shape[:2]:
+        is no token. `sides`, one per state or one for all, tells which are the decoder's; given masks stay, and labels
+        that are not one for each token, such as boxes in an image, say nothing."""
+        for i, side in enumerate(sides if isinstance(labels, Tensor) else ()):
+            if side == "decoder" and self.mask_of(i) is None and labels.shape == self.states[i].shape[:2]:
+                labelled = labels.to(self.states[i].device).ne(-100)
                 if self.masks is None:
                     self.attention_mask = labelled
                 else:

@@ -230,10 +230,16 @@ def arguments(model: Any, batch: dict[str, Any], *, stack: str = "decoder") -> d
             starts = (getattr(model.config, name, None) for name in ("decoder_start_token_id", "pad_token_id"))
             first = torch.full_like(passage[:, :1], next((s for s in starts if s is not None), 0))
             shifted = torch.cat([first, passage[:, :-1]], 1)
-        # A label of −100 is no token: it becomes 0 here, and the decoder's mask leaves it out.
-        given["decoder_input_ids"] = shifted.clamp_min(0)
-        if labels is not None and "decoder_attention_mask" not in given and bool((labels < 0).any()):
-            given["decoder_attention_mask"] = (labels >= 0).long()
-        elif labels is None and "decoder_attention_mask" not in given and "attention_mask" in given:
+        given["decoder_input_ids"] = shifted.clamp_min(0)  # a label of −100 is no token
+        if labels is None and "decoder_attention_mask" not in given and "attention_mask" in given:
             given["decoder_attention_mask"] = given["attention_mask"]
     return given | no_cache
+
+
+def labelled(given: dict[str, Any], labels: Any) -> Tensor | None:
+    """Where the tokens that a decoder is given have a label: targets are padded with −100. None unless the labels are
+    (batch, tokens), one for each."""
+    read = next((given[key] for key in ("decoder_input_ids", "decoder_inputs_embeds") if key in given), None)
+    if not isinstance(labels, Tensor) or read is None or labels.shape != read.shape[:2]:
+        return None
+    return labels.to(read.device).ne(-100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,10 @@ import numpy as np
 
 from .text import Text, stretches
 from .words import several
+
+
+LONGEST = 30  # letters of a word, nearly always
+BEFORE_A_WORD = re.compile(r"[\s\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")  # white space; kana and Chinese characters
 
 
 @dataclass(frozen=True)
@@ -94,10 +99,10 @@ def _by_character(text: Text, tokenizer: Any, places: np.ndarray, body: int, tok
 
 
 def _word_start(joined: str, start: int, high: int) -> int:
-    at = start
-    while 0 < at < high and not joined[at - 1].isspace():
-        at += 1
-    return at if at < high else start
+    """The next beginning of a word from `start` on; `start` itself where none is near, or every window of a text without
+    spaces would begin at a line."""
+    last = min(high - 1, start + LONGEST)
+    return next((at for at in range(start, last + 1) if at == 0 or BEFORE_A_WORD.match(joined[at - 1])), start)
 
 
 def _by_token(text: Text, tokenizer: Any, places: np.ndarray, body: int, tokens: int) -> Drawn:

@@ -45,6 +45,14 @@ def test_what_tells_two_models_apart(models, labels):
     assert compared(*models).labels == labels
 
 
+def test_settings_that_change_no_number_tell_results_apart_only_where_nothing_else_does():
+    once, more = ({"bootstrap": 20}, {"bootstrap": 20, "spectral": True})
+    results = [dc.measure(gpt2(), inputs=IDS, label="m", **options) for options in (once, more)]
+    assert dc.compare(results).labels == ["m (spectral False)", "m (spectral True)"]
+    other = dc.measure(gpt2(), inputs=IDS[:, :8], label="m", **more)
+    assert dc.compare([results[0], other]).labels != dc.compare(results).labels
+
+
 def test_weights_tell_models_apart_where_nothing_else_does():
     models = [gpt2(), gpt2(seed=1), gpt2(4)]
     results = compared(*models).results

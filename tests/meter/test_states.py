@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
-from tiny_models import build
-from transformers import ViTConfig, ViTModel
+from meter_oracle import scalars
+from tiny_models import LLAMA, build
+from transformers import LlamaConfig, LlamaModel, ViTConfig, ViTModel
 
 from decondense.meter import measure, states
 from decondense.meter.states import StateReader
@@ -101,3 +103,26 @@ def test_errors():
     model.forward = lambda input_ids, **options: type("Bare", (), {"logits": input_ids})()
     with pytest.raises(ValueError, match=r"LlamaModel does not: measure it with inputs=…, .* with modules=\[…\]\.$"):
         StateReader(model)
+
+
+@pytest.mark.parametrize("read", ["labels", "decoder_input_ids"])
+@pytest.mark.parametrize("modules", [None, "decoder.block.*"])
+def test_labels_say_which_of_the_decoders_tokens_count(read, modules):
+    """As in training: a token without a label does not count, and is attended to."""
+    model, g = build("t5").train(), torch.Generator().manual_seed(0)
+    ids, labels, targets = (torch.randint(3, 97, (3, 9), generator=g) for _ in range(3))
+    labels[:, :4] = labels[1, 7:] = -100
+    batch = {"input_ids": ids, "labels": labels} | ({} if read == "labels" else {read: targets})
+    decoded = targets if read != "labels" else torch.cat([torch.zeros(3, 1, dtype=int), labels[:, :-1]], 1).clamp_min(0)
+    out = model.eval()(input_ids=ids, decoder_input_ids=decoded, output_hidden_states=True)
+    c = measure(model, inputs=batch, modules=modules, bootstrap=20)
+    assert [window["tokens"] for window in c.record.windows] == [5, 3, 5]
+    rows = [z[labels[i] != -100].double().detach().numpy() for i, z in enumerate(out.decoder_hidden_states[1])]
+    expected = np.mean([scalars(row)["mean_cosine"] for row in rows])
+    assert c.mean_cosine[1 if modules is None else 0] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("vocabulary", [2, 5, 6])
+def test_a_vocabulary_of_few_tokens(vocabulary):
+    model = LlamaModel(LlamaConfig(**LLAMA | {"vocab_size": vocabulary}, bos_token_id=None, eos_token_id=None)).eval()
+    assert StateReader(model).states == 5

@@ -398,6 +398,9 @@ def test_labels_that_are_no_tensor():
     assert [name.rpartition(" of ")[2] for name in handle.reads] == ["DetrDecoder"] * 2
     assert last["penalty"] < 0
     torch.testing.assert_close(loss.detach(), last["task_loss"] + 3.0 * last["penalty"])
+    with dc.monitor(model, collapse=1) as watch:
+        model(pixel_values=torch.randn(2, 3, 64, 64), labels=boxes)
+    assert len(watch.readings) == 1
 
 
 def test_the_model_is_not_kept_alive():

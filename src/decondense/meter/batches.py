@@ -77,7 +77,9 @@ class NamedStates:
         if self._captured is None or self._captured[0] is not batch:
             self._captured = None
             with torch.inference_mode():
-                self._captured = (batch, self.reader.once(arguments(self.model, batch)))
+                capture = self.reader.once(arguments(self.model, batch))
+            capture.targets(batch.get("labels"), self.reader.sides)
+            self._captured = batch, capture
         return self._captured[1]
 
 

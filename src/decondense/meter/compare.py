@@ -24,6 +24,7 @@ from .trend import rank_correlation
 
 Item = AnyPath | Condensation | tuple[Any, Any]
 OF_MODELS = ("layers", "width", "parameters", "weights")  # facts of a model itself, the one that says most first
+BESIDE = ("spectral", "released")  # settings that add statistics and change none
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Comparison:
             own_facts = next(f for s, f in zip(alike, facts) if s is r)
             asked = [key for key in own_facts if key not in OF_MODELS]
             different = [key for key in asked if len({str(f.get(key)) for f in facts}) > 1]
+            different = [key for key in different if key not in BESIDE] or different
             for key in OF_MODELS:
                 same = [f for f in facts if all(f.get(told) == own_facts[told] for told in different)]
                 different += [key] * (own_facts[key] != "" and len({f[key] for f in same} - {""}) > 1)

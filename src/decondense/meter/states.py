@@ -22,7 +22,7 @@ from torch import nn
 
 from ..checks import check_choice
 from ..hidden_states import body_of, in_order
-from ..inputs import arguments, token_mask
+from ..inputs import arguments, labelled, token_mask
 from ..insides.transformers import is_encoder_decoder
 from ..stack import repeated_blocks
 
@@ -47,7 +47,7 @@ class StateReader:
             )
         if probe is None:
             vocabulary = len(token_embedding(model).weight)
-            probe = {"input_ids": torch.arange(6).view(1, 6) % min(6, vocabulary) + 1}
+            probe = {"input_ids": torch.arange(1, 7).view(1, 6) % vocabulary}
         self.whole, self.model = model, body_of(model, probe, stack)
         self.caches = "use_cache" in inspect.signature(self.model.forward).parameters
         self.stack = stack if is_encoder_decoder(model) else "only"
@@ -77,7 +77,9 @@ class StateReader:
 
     def mask(self, batch: Batch) -> torch.Tensor | None:
         """Return (batch, tokens), true where a token is not padding; None where the batch says nothing of padding."""
-        return token_mask(self._inputs(batch), "decoder_" if self.stack == "decoder" else "")
+        inputs, decodes = self._inputs(batch), self.stack == "decoder"
+        mask = token_mask(inputs, "decoder_" if decodes else "")
+        return labelled(inputs, batch.get("labels")) if mask is None and decodes else mask
 
     def _inputs(self, batch: Batch) -> Batch:
         inputs = arguments(self.whole, batch, stack=self.stack)
