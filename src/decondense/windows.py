@@ -12,7 +12,6 @@ import numpy as np
 from .text import Text, stretches
 from .words import several
 
-
 LONGEST = 30  # letters of a word, nearly always
 BEFORE_A_WORD = re.compile(r"[\s\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")  # white space; kana and Chinese characters
 
@@ -99,8 +98,8 @@ def _by_character(text: Text, tokenizer: Any, places: np.ndarray, body: int, tok
 
 
 def _word_start(joined: str, start: int, high: int) -> int:
-    """The next beginning of a word from `start` on; `start` itself where none is near, or every window of a text without
-    spaces would begin at a line."""
+    """The next beginning of a word from `start` on; `start` itself where none is near, or every window of a text
+    without spaces would begin at a line."""
     last = min(high - 1, start + LONGEST)
     return next((at for at in range(start, last + 1) if at == 0 or BEFORE_A_WORD.match(joined[at - 1])), start)
 
