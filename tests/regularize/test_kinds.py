@@ -416,8 +416,8 @@ def test_the_towers_of_a_pair():
         own = handle.last["per_layer"]
     with dc.regularize(model, modules=towers[1]) as handle:
         model(**call | {"attention_mask": text["attention_mask"]})
-        torch.testing.assert_close(own[:2], handle.last["per_layer"])  # the text's come first
-        torch.testing.assert_close(own[2:].mean(), alone)
+        torch.testing.assert_close(own[2:], handle.last["per_layer"])
+        torch.testing.assert_close(own[:2].mean(), alone)  # CLIP calls the picture's first
 
 
 BOTH = ["encoder.block.*", "decoder.block.*"]
