@@ -40,7 +40,7 @@ class Scores:
     """One task of one run: an entry per item in every column. ``given``: the scores as they stand in the log;
     ``likelihood``: log-likelihood of what is right, in nats; ``hashes``: way of hashing → hashes of what was asked,
     computed when needed; ``chance``: what guessing would score; ``higher_is_better``: what the log or the user says of
-    the metric; where neither does, its name is asked."""
+    the metric."""
 
     ids: list[str]
     given: np.ndarray | None
@@ -52,9 +52,14 @@ class Scores:
     higher_is_better: bool | None = None
 
     @property
+    def better_higher(self) -> bool | None:
+        """Whether more of the metric is better: where neither log nor user says so, by its name; None if not known."""
+        return direction(self.metric) if self.higher_is_better is None else self.higher_is_better
+
+    @property
     def lower(self) -> bool:
-        """Whether the metric is better when lower."""
-        return direction(self.metric)[0] if self.higher_is_better is None else not self.higher_is_better
+        """Whether the metric is taken as better when lower."""
+        return self.better_higher is False
 
     @property
     def score(self) -> np.ndarray | None:
