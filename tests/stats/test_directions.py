@@ -13,8 +13,8 @@ from decondense.evaluate.directions import direction
 from decondense.evaluate.logs import Scores
 
 LOWER = """error error_rate err misclassification hallucination_rate logloss xent ce bpc bits_per_byte entropy surprisal
-    latency loss_per_token loss_per_tokens wer cer rmse val_loss val_NLL eval-loss brier_score word_perplexity scorer/err
-    mean.error negative_log_likelihood error,mean toxicity_score"""
+    loss_per_token loss_per_tokens wer cer rmse val_loss val_NLL eval-loss brier_score word_perplexity scorer/err
+    latency mean.error negative_log_likelihood error,mean toxicity_score"""
 HIGHER = """acc acc_norm accuracy exact_match em score f1 macro_f1 pass@1 rougeL bleu-4 win_rate log_likelihood log_prob
     neg_log_loss negative_mse model_graded_qa"""
 TURNED = """error_free error_free_rate loss_free non_error no-error 1-error 100-wer 1-recall perplexity_improvement
@@ -61,6 +61,37 @@ def test_a_doubtful_name_is_not_turned_but_told_with_the_remedy_and_the_remedy_w
         assert (written.macro, written.notes) == (other.macro, other.notes)
     with pytest.raises(ValueError, match="higher_is_better must be True or False, got 'no'"):
         dc.significance(base, treated, higher_is_better="no")
+
+
+def test_the_users_direction_holds_for_what_is_not_known_or_is_named(tmp_path):
+    paths = tables(tmp_path, "depth")
+    for path in paths:
+        rows = path.read_text().splitlines()[1:]
+        accuracies = [f"{row.replace('depth', 'accuracy')},other" for row in rows]
+        path.write_text("\n".join(["item,score,metric,task", *(f"{row},first" for row in rows), *accuracies]) + "\n")
+
+    def signs(**options):
+        found = dc.significance(*paths, bootstrap=0, **options)
+        told = [note for note in found.notes if "does not hold here" in note]
+        return {row.task: row.difference > 0 for row in found.tasks}, told
+
+    assert signs() == ({"first": True, "other": True}, [])
+    told = (
+        "other: the log or the metric's name says the opposite of --lower-is-better, which does not hold here: name the "
+        "metric with --metric."
+    )
+    assert signs(higher_is_better=False) == ({"first": False, "other": True}, [told])
+    assert signs(higher_is_better=False, metric="depth,accuracy") == ({"first": False, "other": True}, [told])
+    assert signs(higher_is_better=True) == ({"first": True, "other": True}, [])
+
+
+def test_the_users_direction_is_that_of_scores_without_a_name(tmp_path):
+    paths = tables(tmp_path, "score")
+    for path in paths:
+        path.write_text("\n".join(line.rsplit(",", 1)[0] for line in path.read_text().splitlines()) + "\n")
+    found = [dc.significance(*paths, bootstrap=0, higher_is_better=given) for given in (None, False)]
+    assert found[0].macro.difference == -found[1].macro.difference > 0
+    assert not any("does not hold" in note for note in found[1].notes)
 
 
 def test_rounding_does_not_take_shares_beyond_one(make_run):

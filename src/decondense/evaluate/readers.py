@@ -30,8 +30,8 @@ def read_logs(path: str | Path, wanted: Wanted | None = None) -> list[Log]:
     logs = _read(Path(path), wanted or Wanted())
     for log in logs:
         columns.check(log)
-        for scores in log.tasks.values():
-            if wanted is not None and wanted.higher_is_better is not None and scores.given is not None:
+        for scores in log.tasks.values() if wanted is not None and wanted.higher_is_better is not None else ():
+            if scores.better_higher is None or wanted.metrics == (scores.metric,):
                 scores.higher_is_better = wanted.higher_is_better
     return logs
 
@@ -265,7 +265,8 @@ def _tables(path: Path, wanted: Wanted) -> list[Log]:
             prompts = texts.get("hash") or texts.get("prompt")
             hashes: dict[str, Any] = {"table": partial(list, prompts)} if prompts else {}
             clusters = [str(table[cluster][row]) for row in rows] if cluster else None
-            log.tasks[task] = Scores(texts["item"], score, None, hashes, clusters, metric)
+            said = None if "metric" in table else wanted.higher_is_better  # of a metric without a name nothing is known
+            log.tasks[task] = Scores(texts["item"], score, None, hashes, clusters, metric, higher_is_better=said)
         logs.append(log)
     return logs
 

@@ -20,12 +20,13 @@ from ..evaluate.apart import read_all
 from ..evaluate.logs import Log, Wanted
 from ..files import finite, told_apart
 from ..records import Significance as Record
+from ..words import first_few
 from . import checkpoints
 from .bootstrap import hierarchical_bootstrap
 from .checkpoints import Pair
 from .crossed import Crossed, crossed_macro
 from .pairing import check_runs, match
-from .tables import verdict
+from .tables import NAMED, verdict
 from .verdicts import finding
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ def significance(
         common: compare the items that all runs have; by default runs with different items are refused.
         metric: names in order of preference, separated by commas; by default acc, exact_match, or what there is. For a
             table without a column metric, what its scores are: a loss is better when lower.
-        higher_is_better: whether more of the metric is better; by default what the log says, or else the metric's name.
+        higher_is_better: whether more of the metric is better: of the one named with metric, else of those of which
+            neither the log nor the name says so.
         filter: the lm-eval filter that read the answers; by default the first in the log.
         cluster: the field that groups the items (a subject, a passage); groups, not items, are then independent.
         matters: the smallest difference of the average that would matter, in points, stated before looking: the
@@ -135,7 +137,12 @@ def significance(
         "likelihood": analyse(likelihood, bootstrap=0, **options) if likelihood else None,
         "ranks": ranks(accuracy),
     }
-    content["notes"] = [*notes, *left_out, *_doubts(content["macro"], seeds)]
+    content["notes"] = [
+        *notes,
+        *left_out,
+        *_untouched(runs[0], accuracy, higher_is_better),
+        *_doubts(content["macro"], seeds),
+    ]
     record = Significance.model_validate(content | {"verdict": ""})
     record.verdict = verdict(record)
     return record
@@ -320,6 +327,17 @@ def ranks(outcomes: dict[str, Pair]) -> dict[str, Any]:
     arms = {"base": means[:size], "treated": means[size:]}
     counts = {"ahead": ahead, "behind": behind, "tied": len(table) - ahead - behind}
     return arms | counts | {"sign_test_p": checkpoints.mcnemar(ahead, behind)}
+
+
+def _untouched(run: Log, tasks: Iterable[str], higher_is_better: bool | None) -> list[str]:
+    """Say for which tasks the user's word on the direction does not count."""
+    opposite = [task for task in tasks if run.tasks[task].lower == higher_is_better]
+    if not opposite:
+        return []
+    return [
+        f"{first_few(opposite, NAMED)}: the log or the metric's name says the opposite of "
+        f"--{'higher' if higher_is_better else 'lower'}-is-better, which does not hold here: name the metric with --metric."
+    ]
 
 
 def _doubts(macro: dict[str, Any] | None, seeds: tuple[int, int]) -> list[str]:
