@@ -77,8 +77,8 @@ def test_the_users_direction_holds_for_what_is_not_known_or_is_named(tmp_path):
 
     assert signs() == ({"first": True, "other": True}, [])
     told = (
-        "other: the log or the metric's name says the opposite of --lower-is-better, which does not hold here: name the "
-        "metric with --metric."
+        "other: the log or the metric's name says the opposite of --lower-is-better, which does not hold here: name it "
+        "with --metric."
     )
     assert signs(higher_is_better=False) == ({"first": False, "other": True}, [told])
     assert signs(higher_is_better=False, metric="depth,accuracy") == ({"first": False, "other": True}, [told])

@@ -250,6 +250,21 @@ def test_numbers_of_numpy_are_numbers_also_in_the_file(tmp_path):
     assert dc.significance(*arms, **numpys).to_json() == dc.significance(*arms, **plain).to_json()
 
 
+def test_a_perplexity_that_is_a_plain_number_is_a_score_and_no_likelihood(tmp_path):
+    for run, step in ("base", 1), ("treated", 2):
+        (file,) = (LOGS / "lm-eval" / run).glob("samples_pages_*")
+        rows = rows_of(file)
+        for n, row in enumerate(rows):
+            del row["byte_perplexity"], row["bits_per_byte"]
+            row |= {"metrics": ["word_perplexity"], "word_perplexity": 20.0 + n * step % 5}
+        (tmp_path / run).mkdir()
+        (tmp_path / run / file.name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = dc.significance(tmp_path / "base", tmp_path / "treated", bootstrap=0)
+    assert found.likelihood is None
+    assert found.macro.treated == -np.mean([20 + n * 2 % 5 for n in range(len(rows))])
+    assert any(note.startswith("pages: word_perplexity is better when lower") for note in found.notes)
+
+
 # -- bad input -----------------------------------------------------------------------------------------------
 
 ROWS = [(n, n % 2) for n in range(8)]

@@ -128,9 +128,10 @@ def _samples(
 
 def _likelihood(rows: Sequence[Sample]) -> np.ndarray | None:
     """Per item, the log of the softmax share of the right choice, the log-likelihood of a single continuation, or that
-    of a text per byte (per word where bytes were not counted). ``None`` where a log does not tell what is right."""
+    of a text per byte (per word where bytes were not counted). ``None`` where a log does not tell what is right.
+    A task's own perplexity of an item is a number, not a log-likelihood with its count."""
     kinds = ("byte_perplexity", "bits_per_byte", "word_perplexity")
-    per = next((kind for kind in kinds if kind in rows[0].metrics), None)
+    per = next((kind for kind in kinds if all(isinstance(row.metrics.get(kind), list) for row in rows)), None)
     if per is not None:
         return np.array([float(row.metrics[per][0]) / max(1, row.metrics[per][1]) for row in rows])
     if not all(row.gold for row in rows):

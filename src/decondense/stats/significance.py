@@ -336,7 +336,7 @@ def _untouched(run: Log, tasks: Iterable[str], higher_is_better: bool | None) ->
         return []
     return [
         f"{first_few(opposite, NAMED)}: the log or the metric's name says the opposite of "
-        f"--{'higher' if higher_is_better else 'lower'}-is-better, which does not hold here: name the metric with --metric."
+        f"--{'higher' if higher_is_better else 'lower'}-is-better, which does not hold here: name it with --metric."
     ]
 
 
