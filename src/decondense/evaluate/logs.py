@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..records import Evaluation
-from ..words import nearest, several
+from ..words import nearest, quoted, several
 from .directions import direction
 from .items import TEXT, EvaluatedRun, log_shares
 
@@ -185,16 +185,27 @@ def one_run(path: Path, files: Sequence[Path], task_of: Callable[[Path], str]) -
     return by_task
 
 
-LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
-"""inspect_ai's own values for scores that are words."""
+WORDS = dict.fromkeys(("c", "correct", "y", "yes", "true"), 1.0) | {"p": 0.5, "partial": 0.5}
+WORDS |= dict.fromkeys(("i", "incorrect", "n", "no", "false"), 0.0)
+"""Scores that are words, in any case; the letters are those of inspect_ai (its N is no answer)."""
 
 
-def number_of(value: Any) -> float:
-    """A score as a number: letters and booleans as inspect_ai counts them, NaN for anything else."""
-    try:
-        return math.nan if value is None else float(LETTERS.get(value, value) if isinstance(value, str) else value)
-    except (TypeError, ValueError):
-        return math.nan
+def numbers(values: Iterable[Any], task: str, path: Path) -> list[float]:
+    """Scores as numbers: words and booleans too, NaN for what is missing; any other word is refused."""
+    found = []
+    for value in values:
+        try:
+            if isinstance(value, str):
+                value = WORDS.get(value.strip().lower(), value.strip() or None)
+            found.append(math.nan if value is None else float(value))
+        except TypeError:
+            found.append(math.nan)
+        except ValueError:
+            raise ValueError(
+                f"a score must be a number or one of {', '.join(WORDS)}, got {quoted(value)} in {task!r} of "
+                f"{str(path)!r}: write it as a number between 0 and 1."
+            ) from None
+    return found
 
 
 # -- ours ----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from ..records import Damaged
 from ..words import nearest
 from . import logs
 from .items import item_hash, right_share
-from .logs import Log, Scores, Wanted, item_id, number_of, pick
+from .logs import Log, Scores, Wanted, item_id, numbers, pick
 
 SAMPLES = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl")
 NOT_METRICS = {"doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics"}
@@ -113,7 +113,7 @@ def _samples(
     # For a perplexity lm-eval logs no score but a log-likelihood, alone or with a number of words or bytes.
     scores = [m for m, v in first.metrics.items() if m != "perplexity" and not isinstance(v, (list, tuple))]
     metric = pick(scores, wanted, task, path)
-    values = None if not metric else np.array([number_of(row.metrics.get(metric)) for row in rows])
+    values = None if not metric else np.array(numbers((row.metrics.get(metric) for row in rows), task, path))
     hashes: dict[str, Callable[[], list[str]]] = {}  # lm-eval's own first: they are there without reading anew
     if all(row.own is not None for row in rows):
         hashes["lm-eval"] = partial(list, [row.own for row in rows])
