@@ -17,7 +17,7 @@ import scipy
 
 from ..checks import RESAMPLINGS, check_flags, is_whole
 from ..evaluate.apart import read_all
-from ..evaluate.logs import Log, Wanted
+from ..evaluate.logs import ROUNDING, Log, Wanted
 from ..files import finite, told_apart
 from ..records import Significance as Record
 from ..words import first_few
@@ -196,7 +196,10 @@ def analyse(
     pairs = list(outcomes.values())
     groups = [(clusters or {}).get(task) for task in outcomes]
     counts = {len(arm) for pair in pairs for arm in pair}
+    # scores that have a chance level and lie between 0 and 1 (turned: −1 and 0) differ by 1 at most
+    shares = chance is not None and all(np.abs(arm).max() <= 1 + ROUNDING for pair in pairs for arm in pair)
     test: dict[str, Any] = {"paired": paired, "power": power, "permutations": permutations, "seed": seed}
+    test["most"] = 1.0 if shares else math.inf
     tasks = []
     for (name, pair), group in zip(outcomes.items(), groups):
         row, estimate = _row([pair], [group], alpha=alpha / len(outcomes), **test)
@@ -221,9 +224,9 @@ def analyse(
         macro["bootstrap"] = hierarchical_bootstrap(
             pairs, estimate, paired=paired, samples=bootstrap, seed=seed, clusters=groups
         )
-    shares = [max(0.0, row.get("signal_to_noise") or 0.0) for row in tasks]
-    if sum(share > 0 for share in shares) > 1:
-        weights = [share / sum(shares) for share in shares]
+    ratios = [max(0.0, row.get("signal_to_noise") or 0.0) for row in tasks]
+    if sum(ratio > 0 for ratio in ratios) > 1:
+        weights = [ratio / sum(ratios) for ratio in ratios]
         weighted, _ = _row(pairs, groups, alpha=alpha, weights=weights, **test)
         macro["weighted"] = weighted | {"significant": weighted["p"] <= alpha, "weights": dict(zip(outcomes, weights))}
     for row in (*tasks, macro, *([macro["weighted"]] if "weighted" in macro else [])):
@@ -254,9 +257,10 @@ def _check_options(alpha: float, power: float, bootstrap: int, permutations: int
 
 def _row(
     pairs: list[Pair], clusters: list[np.ndarray | None], *, paired: bool, alpha: float, power: float,
-    permutations: int, seed: int, weights: Sequence[float] | None = None,
+    permutations: int, seed: int, most: float, weights: Sequence[float] | None = None,
 ) -> tuple[dict[str, Any], Crossed]:  # fmt: skip
-    """treated − base on one task, or on the average over several. ``inner``: the 90 % interval."""
+    """treated − base on one task, or on the average over several. ``inner``: the 90 % interval; ``most``: the largest
+    difference there can be."""
     estimate = crossed_macro(pairs, paired=paired, clusters=clusters, weights=weights)
     seeds = [np.average([pair[arm].mean(1) for pair in pairs], axis=0, weights=weights) for arm in (0, 1)]
     base, treated = (float(arm.mean()) for arm in seeds)
@@ -295,6 +299,8 @@ def _row(
             binary, spreads = all(checkpoints.is_binary(*pair) for pair in pairs), row["smallest_effect"] is not None
             if binary or (spreads and checkpoints.few_differ(pairs, alpha=alpha, power=power)):
                 row["smallest_effect"] = checkpoints.smallest_effect(pairs, alpha=alpha, power=power)
+    if (row["smallest_effect"] or 0.0) > most:
+        row["smallest_effect"] = None
     (low, high), inner = ends
     return row | {"low": finite(low), "high": finite(high), "inner": inner}, estimate
 
