@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy
 
-from ..checks import RESAMPLINGS, check_flags, is_whole
+from ..checks import RESAMPLINGS, TOO_FEW_RESAMPLINGS, check_flags, is_whole
 from ..evaluate.apart import read_all
 from ..evaluate.logs import ROUNDING, Log, Wanted
 from ..files import finite, told_apart
@@ -246,8 +246,8 @@ def _check_options(alpha: float, power: float, bootstrap: int, permutations: int
         )
     if not is_whole(bootstrap, 0) or 0 < bootstrap < RESAMPLINGS:
         raise ValueError(
-            f"bootstrap must be a number of resamplings, got {bootstrap!r}: take at least {RESAMPLINGS}, or 0 to leave "
-            "it out."
+            f"bootstrap must be a number of resamplings, at least {RESAMPLINGS}, as {TOO_FEW_RESAMPLINGS}, got "
+            f"{bootstrap!r}: take 2000, or 0 to leave it out."
         )
     if not is_whole(permutations, 1):
         raise ValueError(f"permutations must be a whole number of at least 1, got {permutations!r}: take 10000.")
