@@ -103,5 +103,6 @@ def test_a_port_without_a_server_and_a_file_with_one_are_refused(tmp_path, monke
 def test_too_few_resamplings_have_no_ends(items, tmp_path):
     """One has an interval of zero width; with fewer than 20 none lies in the 5 % outside."""
     said = refused("measure", *items[1:], "--bootstrap", "19", "--out", tmp_path / "o")
-    assert "bootstrap must be an integer of at least 20, got 19" in said
+    reason = "an interval of 95 % cannot be read from fewer resamplings"
+    assert f"bootstrap must be an integer of at least 20, got 19: {reason}." in said
     assert run("measure", *items[1:], "--bootstrap", "20", "--out", tmp_path / "o")[0] == 0

@@ -7,7 +7,8 @@ from numbers import Integral
 
 from .words import nearest
 
-RESAMPLINGS = 20  # of a bootstrap, at least: with fewer none lies outside of an interval of 95 %
+RESAMPLINGS = 20  # of a bootstrap, at least: with fewer none lies in the 5 % outside of an interval
+TOO_FEW_RESAMPLINGS = "an interval of 95 % cannot be read from fewer resamplings"
 
 
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from page_results import write_study
 
-from decondense.records import read
+from decondense.records import Damaged, read
 from decondense.report.claims import Effect, claim_of
 from decondense.report.page import collect, render
 from decondense.report.section import brief
 from decondense.stats.verdicts import NOT, REPRODUCED
 from decondense.studies import STUDIES
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def decision(estimate, low=None, high=None, verdict="reproduced", **more):
@@ -50,12 +53,23 @@ def test_the_dose_that_is_shown_is_the_one_that_decides(tmp_path):
     assert (found.effect.words, found.effect.text) == ("held-out loss, λ 1 − λ 0", "+0.092")
 
 
-def test_an_unknown_study_is_shown_by_what_has_its_verdict(tmp_path):
+def test_no_number_is_shown_that_the_study_does_not_name(tmp_path):
     estimate = {"a": decision(1, 0, 2, "undecided"), "b": {"inner_one": decision(0.5)}, "c": 3, "d": {"estimate": 1}}
-    found = claim(tmp_path / "a", study="mine", estimate=estimate)
-    assert (found.effect.words, found.effect.text) == ("b, inner one", "+0.50")
-    assert claim(tmp_path / "b", study="mine", estimate={"x": decision(None)}).effect is None
-    assert claim(tmp_path / "c", study="dose", estimate={"slope": decision(-0.006)}).effect.words == "slope"
+    assert claim(tmp_path / "a", study="mine", estimate=estimate).effect is None
+    for path, words in ((["b"], "gap, inner one"), (["c"], None), (["d"], None), (["b", "not run"], None)):
+        effect = claim(tmp_path / "b", study="mine", estimate=estimate, shown={"words": "gap", "path": path}).effect
+        assert (effect and effect.words) == words
+    undecided = {"study": "mine", "estimate": {"x": decision(None)}, "shown": {"path": ["x"]}}
+    assert claim(tmp_path / "c", **undecided).effect is None
+    assert claim(tmp_path / "d", study="dose", estimate={}).effect is None
+    with pytest.raises(Damaged, match=r"shown names 'deciding', which is not in estimate"):
+        claim(tmp_path / "e", study="dose", estimate={"slope": decision(-0.006)})
+
+
+def test_every_committed_result_has_the_number_that_it_names():
+    for file in sorted((ROOT / "results" / "studies").glob("*/result.json")):
+        record = read(file)
+        assert (claim_of(record).effect is not None) == bool(record.shown.path), file
 
 
 def test_places_in_the_bar():
@@ -86,7 +100,8 @@ def test_the_table_says_where_trend_and_level_part(tmp_path):
 def test_the_table_names_every_study_and_theory_comes_last(tmp_path):
     write_study(tmp_path / "t", study="theory", claim="Appendix E", verdict="not reproduced")
     write_study(tmp_path / "o", study="dose", claim="causality", verdict="undecided")
-    write_study(tmp_path / "w", claim="C3", estimate={"difference": decision(1.52, 1.43, 1.62)})
+    estimate, shown = {"difference": decision(1.52, 1.43, 1.62)}, {"path": ["difference"]}
+    write_study(tmp_path / "w", claim="C3", estimate=estimate, shown=shown)
     page = render(collect([tmp_path]))
     rows = re.findall(r'<tr><th scope="row"><strong>(.*?)</strong>.*?</tr>', page, re.DOTALL)
     assert rows == ["C3", "causality", "Appendix E"]

@@ -13,19 +13,22 @@ from decondense.evaluate.directions import direction
 from decondense.evaluate.logs import Scores
 
 LOWER = """error error_rate err misclassification hallucination_rate logloss xent ce bpc bits_per_byte entropy surprisal
-    latency loss_per_token wer cer rmse val_loss val_NLL eval-loss brier_score word_perplexity scorer/err mean.error
-    negative_log_likelihood error,mean toxicity_score"""
+    loss_per_token loss_per_tokens wer cer rmse val_loss val_NLL eval-loss brier_score word_perplexity scorer/err
+    latency mean.error negative_log_likelihood error,mean toxicity_score"""
 HIGHER = """acc acc_norm accuracy exact_match em score f1 macro_f1 pass@1 rougeL bleu-4 win_rate log_likelihood log_prob
     neg_log_loss negative_mse model_graded_qa"""
-DOUBTFUL = ["error_free", "lossless", "terror", "risk_score", "negative_recall", "depth", "1-recall", "accuracy_gain"]
-DOUBTFUL_LOWER = ["accuracy_loss", "accuracy error", "1 - WER"]
+TURNED = """error_free error_free_rate loss_free non_error no-error 1-error 100-wer 1-recall perplexity_improvement
+    perplexity_reduction neg_loss_reduction error_detection accuracy_gain accuracy_loss hallucination_free"""
+COUNTED = """n_correct num_errors error_count answer_tokens answer_length loss_std acc_stderr standard_error_std
+    match_time loss_seed_1 std_err accuracy_variance"""
+UNKNOWN = ["lossless", "terror", "risk_score", "negative_recall", "depth", "accuracy error", "1 - WER", "tokens", ""]
 
 
 def test_a_direction_is_told_by_whole_words_wherever_they_stand():
-    assert {name: direction(name) for name in LOWER.split()} == dict.fromkeys(LOWER.split(), (True, True))
-    assert {name: direction(name) for name in HIGHER.split()} == dict.fromkeys(HIGHER.split(), (False, True))
-    assert {name: direction(name) for name in DOUBTFUL} == dict.fromkeys(DOUBTFUL, (False, False))
-    assert {name: direction(name) for name in DOUBTFUL_LOWER} == dict.fromkeys(DOUBTFUL_LOWER, (True, False))
+    assert {name: direction(name) for name in LOWER.split()} == dict.fromkeys(LOWER.split(), False)
+    assert {name: direction(name) for name in HIGHER.split()} == dict.fromkeys(HIGHER.split(), True)
+    doubtful = [*TURNED.split(), *COUNTED.split(), *UNKNOWN]
+    assert {name: direction(name) for name in doubtful} == dict.fromkeys(doubtful)
 
 
 def tables(folder, metric):
@@ -37,26 +40,58 @@ def tables(folder, metric):
     return paths
 
 
-def test_a_doubtful_name_is_a_note_with_the_remedy_and_the_remedy_works(tmp_path):
-    for metric, lower in (("error_rate", True), ("depth", False), ("accuracy_loss", True)):
+def test_a_doubtful_name_is_not_turned_but_told_with_the_remedy_and_the_remedy_works(tmp_path):
+    for metric, lower in (("error_rate", True), ("depth", False), ("accuracy_loss", False), ("error_free_rate", False)):
         base, treated = tables(tmp_path, metric)
         runs = {
-            given: dc.significance(base, treated, higher_is_better=given, bootstrap=0) for given in (None, True, False)
+            given: dc.significance(base, treated, metric=metric, higher_is_better=given, bootstrap=0)
+            for given in (None, True, False)
         }
         found, other = runs[None], runs[lower]
         assert found.macro.difference == -other.macro.difference != 0
         assert runs[not lower].macro.difference == found.macro.difference
-        taken, remedy = ("lower", "higher") if lower else ("higher", "lower")
-        words = f"items: the name {metric} does not say whether more of it is better, so {taken} is taken as better"
-        assert any(note.startswith(words) for note in found.notes) == (metric != "error_rate")
+        told = f"items: the name {metric} does not say whether more of it is better, so higher is taken as better: "
+        told += "if that is wrong, give --lower-is-better."
+        assert (told in found.notes) == (metric != "error_rate")
         assert not any("does not say" in note for given in (True, False) for note in runs[given].notes)
-        if metric != "error_rate":
-            assert any(note.endswith(f"if that is wrong, give --{remedy}-is-better.") for note in found.notes)
-        done = cli("significance", base, treated, f"--{remedy}-is-better", "--out", tmp_path / metric, "--bootstrap", 0)
+        remedy = ("--metric", metric, "--higher-is-better") if lower else ("--lower-is-better",)
+        done = cli("significance", base, treated, *remedy, "--out", tmp_path / metric, "--bootstrap", 0)
         assert done.returncode == 0, done.stderr
-        assert (tmp_path / metric / "result.json").read_text() == other.to_json()
+        written = dc.load(tmp_path / metric)
+        assert (written.macro, written.notes) == (other.macro, other.notes)
     with pytest.raises(ValueError, match="higher_is_better must be True or False, got 'no'"):
         dc.significance(base, treated, higher_is_better="no")
+
+
+def test_the_users_direction_holds_for_what_is_not_known_or_is_named(tmp_path):
+    paths = tables(tmp_path, "depth")
+    for path in paths:
+        rows = path.read_text().splitlines()[1:]
+        accuracies = [f"{row.replace('depth', 'accuracy')},other" for row in rows]
+        path.write_text("\n".join(["item,score,metric,task", *(f"{row},first" for row in rows), *accuracies]) + "\n")
+
+    def signs(**options):
+        found = dc.significance(*paths, bootstrap=0, **options)
+        told = [note for note in found.notes if "does not hold here" in note]
+        return {row.task: row.difference > 0 for row in found.tasks}, told
+
+    assert signs() == ({"first": True, "other": True}, [])
+    told = (
+        "other: the log or the metric's name says the opposite of --lower-is-better, which does not hold here: name it "
+        "with --metric."
+    )
+    assert signs(higher_is_better=False) == ({"first": False, "other": True}, [told])
+    assert signs(higher_is_better=False, metric="depth,accuracy") == ({"first": False, "other": True}, [told])
+    assert signs(higher_is_better=True) == ({"first": True, "other": True}, [])
+
+
+def test_the_users_direction_is_that_of_scores_without_a_name(tmp_path):
+    paths = tables(tmp_path, "score")
+    for path in paths:
+        path.write_text("\n".join(line.rsplit(",", 1)[0] for line in path.read_text().splitlines()) + "\n")
+    found = [dc.significance(*paths, bootstrap=0, higher_is_better=given) for given in (None, False)]
+    assert found[0].macro.difference == -found[1].macro.difference > 0
+    assert not any("does not hold" in note for note in found[1].notes)
 
 
 def test_rounding_does_not_take_shares_beyond_one(make_run):

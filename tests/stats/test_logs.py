@@ -250,6 +250,31 @@ def test_numbers_of_numpy_are_numbers_also_in_the_file(tmp_path):
     assert dc.significance(*arms, **numpys).to_json() == dc.significance(*arms, **plain).to_json()
 
 
+@pytest.mark.parametrize("pair", ["Yes No", "y n", "Correct incorrect", "TRUE False", "C I", "partial N"])
+def test_scores_that_are_words_are_so_in_any_case(pair, tmp_path):
+    top = 0.5 if "partial" in pair else 1
+    words = dict(zip((1, 0), pair.split()))
+    arms = [[(n, int(n % 5 > step)) for n in range(20)] for step in (2, 1)]
+    shown = [table(tmp_path / f"w{k}.csv", [(n, words[x]) for n, x in arm]) for k, arm in enumerate(arms)]
+    found = dc.significance(*shown, bootstrap=0)
+    assert (found.macro.base, found.macro.treated) == (0.4 * top, 0.6 * top)
+
+
+def test_a_perplexity_that_is_a_plain_number_is_a_score_and_no_likelihood(tmp_path):
+    for run, step in ("base", 1), ("treated", 2):
+        (file,) = (LOGS / "lm-eval" / run).glob("samples_pages_*")
+        rows = rows_of(file)
+        for n, row in enumerate(rows):
+            del row["byte_perplexity"], row["bits_per_byte"]
+            row |= {"metrics": ["word_perplexity"], "word_perplexity": 20.0 + n * step % 5}
+        (tmp_path / run).mkdir()
+        (tmp_path / run / file.name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = dc.significance(tmp_path / "base", tmp_path / "treated", bootstrap=0)
+    assert found.likelihood is None
+    assert found.macro.treated == -np.mean([20 + n * 2 % 5 for n in range(len(rows))])
+    assert any(note.startswith("pages: word_perplexity is better when lower") for note in found.notes)
+
+
 # -- bad input -----------------------------------------------------------------------------------------------
 
 ROWS = [(n, n % 2) for n in range(8)]
@@ -264,7 +289,7 @@ ROWS = [(n, n % 2) for n in range(8)]
         (ROWS, ROWS, "every outcome is the same in all of them"),
         (ROWS, [*ROWS[:-1], (7, "nan")], r"must be a finite number .* 1 of the 8 of 'items' in .*b.csv' are not \(7\)"),
         (ROWS, [*ROWS[:-1], (7, "")], "every score must be a finite number"),
-        (ROWS, [*ROWS[:-1], (7, "maybe")], "every score must be a finite number"),
+        (ROWS, [*ROWS[:-1], (7, "maybe")], r"one of c, correct, y, yes, .* got 'maybe' in 'items' of .*b.csv': "),
         (ROWS, [*ROWS, (0, 1)], r"an item must occur once in 'items' of .* 1 item \(0\)"),
         (ROWS, [{"item": n, "score": 1, "task": "x"} for n in range(8)], "task 'items' is missing in 1 of 2 runs"),
         (ROWS, [], "must hold items, got none"),

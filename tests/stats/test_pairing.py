@@ -83,7 +83,7 @@ def test_bad_options(six):
         ((base[:1], treated[:1]), {"paired": True}, "at least 2, got 1 and 1"),
         (six, {"alpha": 5}, r"alpha and power must lie between 0 and 1, got 5 and 0.8: take 0.05 and 0.8\.$"),
         (six, {"power": 0.04}, r"power must be above alpha, got 0.04 and 0.05: .* probability alpha; take 0.8\.$"),
-        (six, {"bootstrap": -3}, r"bootstrap must be a number of resamplings, got -3: .*\.$"),
+        (six, {"bootstrap": -3}, r"bootstrap must be a number of resamplings, at least 20, .* got -3: .*\.$"),
         (six, {"permutations": 0}, r"permutations must be a whole number of at least 1, got 0: .*\.$"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -260,6 +260,20 @@ def test_too_few_graded_items_for_any_sign_test_state_nothing():
     assert row["smallest_effect"] is None
 
 
+def test_a_difference_that_scores_cannot_have_is_not_stated(tmp_path):
+    """Two and two seeds that spread widely: even 0 against 1 would hardly be found. Other scores have no such bound."""
+    levels = {"base": (0.1, 0.9), "treated": (0.2, 0.7)}
+    for unit in (1, 4):
+        for arm, means in levels.items():
+            for seed, mean in enumerate(means):
+                rows = [f"{n},{unit * min(1, max(0, mean + (n % 5 - 2) / 40 * (n % (2 + seed))))}" for n in range(40)]
+                (tmp_path / f"{arm}{seed}.csv").write_text("\n".join(["item,score,metric", *(f"{r},x" for r in rows)]))
+        found = significance(*([tmp_path / f"{arm}{seed}.csv" for seed in (0, 1)] for arm in levels), bootstrap=0)
+        none = "No possible difference would have been found with 80 % probability." in found.verdict
+        assert (found.macro.smallest_effect is None, none) == (unit == 1, unit == 1)
+        assert unit == 1 or found.macro.smallest_effect > 4
+
+
 def test_a_few_large_differences_among_rounding_are_few():
     x = np.linspace(0.1, 0.9, 120)[None]
     y = x + 1e-7 * np.sin(np.arange(120))
@@ -301,8 +315,8 @@ def test_what_would_matter_where_nothing_differs(six):
     [
         ({"paired": "yes"}, "paired must be True or False, got 'yes'"),
         ({"common": 1}, "common must be True or False, got 1"),
-        ({"bootstrap": 2.5}, "bootstrap must be a number of resamplings, got 2.5"),
-        ({"bootstrap": 19}, "bootstrap must be a number of resamplings, got 19: take at least 20, or 0"),
+        ({"bootstrap": 2.5}, "resamplings, got 2.5: take 2000, or 0 to leave it out."),
+        ({"bootstrap": 19}, "at least 20, as an interval of 95 % cannot be read from fewer resamplings, got 19: "),
         ({"permutations": "many"}, "permutations must be a whole number of at least 1, got 'many': take 10000."),
         ({"seed": 1.5}, "seed must be a whole number of at least 0, got 1.5: leave it out for 0."),
     ],

@@ -286,5 +286,37 @@ def test_differences_beside_the_criterion():
     assert {decision["level"] for decision in told.values()} == {0.95}
     assert f"at 95 %: {names[0]}: {signed(ahead['estimate'], 4)} [" in end.sentence
     assert "Beside the criterion" not in without.sentence
+    assert "Not compared" not in end.sentence + without.sentence
     with pytest.raises(ValueError, match="beside must name pairs of arms, got 'nothing'"):
         find("pretrain").check(settings_of(find("pretrain"), "smoke", changes=['beside=[["nothing", "else"]]']))
+
+
+def test_pairs_beside_the_criterion_without_their_arms_are_named_as_not_compared():
+    study = find("pretrain")
+    treated, plain = (f"{loss} · llama · 512" for loss in ("decorrelation last 1", "cross-entropy"))
+    settings = settings_of(
+        study, "smoke", changes=[f'arms={{"{plain}": {{}}, "{treated}": {{loss: {{name: cosreg}}}}}}']
+    )
+    study.check(settings)
+    fewer = {arm: change for arm, change in settings_of(study, "smoke")["arms"].items() if arm in (treated, plain)}
+    found = confirmed({"512": 0.05}, arms=fewer)
+    assert "beside" not in found.estimate
+    pair = "decorrelation last 1, llama, 512 minus cross-entropy, llama, 1.02k"
+    assert found.sentence.endswith(f"Not compared, without a seed that both have: {pair}.")
+
+
+def test_the_figure_says_what_is_subtracted():
+    """Of another budget, of another loss, and of the same place."""
+    short, long = "llama · 512", "llama · 1.02k"
+    asked = {
+        (f"cross-entropy · {short}", f"cross-entropy · {long}"): "cross-entropy (minus 1.02k)",
+        (
+            f"cross-entropy · {short}",
+            f"decorrelation last 1 · {long}",
+        ): "cross-entropy (minus decorrelation last 1, 1.02k)",
+        (f"cross-entropy · {long}", f"decorrelation last 1 · {long}"): "cross-entropy (minus decorrelation last 1)",
+        (f"decorrelation last 1 · {long}", f"cross-entropy · {long}"): "decorrelation last 1 (minus cross-entropy)",
+    }
+    for pair, label in asked.items():
+        drawn = confirmed({"512": 0.05, "1.02k": 0.0}, beside=[pair]).draw
+        assert label in [name.partition(": ")[2] for name, _ in drawn.args[0]]

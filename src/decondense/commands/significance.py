@@ -43,7 +43,7 @@ def significance(
     ] = None,
     higher_is_better: Annotated[
         bool | None,
-        typer.Option("--higher-is-better/--lower-is-better", help="which way the metric is better; default its name's"),
+        typer.Option("--higher-is-better/--lower-is-better", help="of the --metric, or where its name does not say"),
     ] = None,
     filter: Annotated[str | None, typer.Option(help="lm-eval's filter; default the first in the log")] = None,
     cluster: Annotated[str | None, typer.Option(help="field that groups items, such as a subject or passage")] = None,

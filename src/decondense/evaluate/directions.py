@@ -17,26 +17,26 @@ HIGHER = r"""
     | reward | solved | r2 | pearson | spearman | kendall | correlation | mc[12] | likelihood | loglikelihood | ll
     | logprobs? | log_probs? | includes | choice | pattern | answer | model_graded
 """
-TURNING = (
-    r"no | not | non | without | free | less | minus | reduction | reduced | drop | gain | diff | difference | delta"
-)
-WORDS = re.compile(
-    rf"(?<![^_])(?: (?P<lower>{LOWER}) | (?P<higher>{HIGHER}) | (?P<turning>{TURNING} | ^1 | ^one) )(?![^_])", re.X
-)
-"""Whole words, and runs of them, of a name whose words are joined by underscores. The words of TURNING may say the
-opposite of what stands beside them, as in error_free."""
+DOUBT = r"""
+    no | not | non | anti | without | free | less | minus | change | diff | difference | delta | drop | gains? | inverse
+    | inv | reciprocal | reduc[^_]* | improv[^_]* | increas[^_]* | decreas[^_]* | sav(?:ed|ings?) | detect[^_]*
+    | correct(?:ed|ion) | recover[^_]* | avoid[^_]* | prevent[^_]* | reject[^_]* | resist[^_]* | robust[^_]*
+    | toleran[^_]* | rank | threshold | weights? | ^1(?:00)? | ^one
+    | n | num | number | counts? | len | lengths? | (?<!per_)tokens | times? | seconds | steps? | epochs? | seeds?
+    | ids? | index | idx | std | stddev | sd | sem | se | stderr | ci | var | variance
+"""
+WORDS = re.compile(rf"(?<![^_])(?: (?P<lower>{LOWER}) | (?P<higher>{HIGHER}) | (?P<doubt>{DOUBT}) )(?![^_])", re.X)
+"""Whole words, and runs of them, of a name whose words are joined by underscores. Beside a word of DOUBT another may
+say the opposite, as in error_free, or nothing: n_correct counts items, and loss_std is a spread."""
 
 
-def direction(metric: str) -> tuple[bool, bool]:
-    """(whether a metric of this name is taken as better when lower, whether its name says so without a doubt).
-
-    Words that contradict each other leave a doubt, in which the last of them counts; a name without any known word is
-    taken as better when higher. A neg in front, as scikit-learn writes neg_log_loss, has turned the sign already.
-    """
+def direction(metric: str) -> bool | None:
+    """Whether more of a metric of this name is better; None where the name leaves a doubt, as it does without any known
+    word and with words of different kinds. A neg in front, as scikit-learn writes neg_log_loss, has turned the sign
+    already."""
     name = "_".join(re.findall(r"[^\W_]+", metric.lower()))
     name = re.sub(r"(?<=.)_scores?$|^scores?_(?=.)", "", name)  # a risk score is not better when higher
-    kinds = [match.lastgroup for match in WORDS.finditer(name)]
-    turned = re.match(r"neg(ative)?_", name) is not None and WORDS.match(name) is None
-    if turned:  # but the negative in negative_recall is a class
-        return False, set(kinds) == {"lower"}
-    return kinds[-1:] == ["lower"], len(set(kinds)) == 1 and kinds != ["turning"]
+    kinds = {match.lastgroup for match in WORDS.finditer(name)}
+    if re.match(r"neg(ative)?_", name) and not WORDS.match(name):  # but the negative in negative_recall is a class
+        return True if kinds == {"lower"} else None
+    return {"lower": False, "higher": True}.get(str(kinds.pop())) if len(kinds) == 1 else None

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..records import Evaluation
-from ..words import nearest, several
+from ..words import nearest, quoted, several
 from .directions import direction
 from .items import TEXT, EvaluatedRun, log_shares
 
@@ -40,7 +40,7 @@ class Scores:
     """One task of one run: an entry per item in every column. ``given``: the scores as they stand in the log;
     ``likelihood``: log-likelihood of what is right, in nats; ``hashes``: way of hashing → hashes of what was asked,
     computed when needed; ``chance``: what guessing would score; ``higher_is_better``: what the log or the user says of
-    the metric; where neither does, its name is asked."""
+    the metric."""
 
     ids: list[str]
     given: np.ndarray | None
@@ -52,9 +52,14 @@ class Scores:
     higher_is_better: bool | None = None
 
     @property
+    def better_higher(self) -> bool | None:
+        """Whether more of the metric is better: where neither log nor user says so, by its name; None if not known."""
+        return direction(self.metric) if self.higher_is_better is None else self.higher_is_better
+
+    @property
     def lower(self) -> bool:
-        """Whether the metric is better when lower."""
-        return direction(self.metric)[0] if self.higher_is_better is None else not self.higher_is_better
+        """Whether the metric is taken as better when lower."""
+        return self.better_higher is False
 
     @property
     def score(self) -> np.ndarray | None:
@@ -180,16 +185,27 @@ def one_run(path: Path, files: Sequence[Path], task_of: Callable[[Path], str]) -
     return by_task
 
 
-LETTERS = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
-"""inspect_ai's own values for scores that are words."""
+WORDS = dict.fromkeys(("c", "correct", "y", "yes", "true"), 1.0) | {"p": 0.5, "partial": 0.5}
+WORDS |= dict.fromkeys(("i", "incorrect", "n", "no", "false"), 0.0)
+"""Scores that are words, in any case; the letters are those of inspect_ai (its N is no answer)."""
 
 
-def number_of(value: Any) -> float:
-    """A score as a number: letters and booleans as inspect_ai counts them, NaN for anything else."""
-    try:
-        return math.nan if value is None else float(LETTERS.get(value, value) if isinstance(value, str) else value)
-    except (TypeError, ValueError):
-        return math.nan
+def numbers(values: Iterable[Any], task: str, path: Path) -> list[float]:
+    """Scores as numbers: words and booleans too, NaN for what is missing; any other word is refused."""
+    found = []
+    for value in values:
+        try:
+            if isinstance(value, str):
+                value = WORDS.get(value.strip().lower(), value.strip() or None)
+            found.append(math.nan if value is None else float(value))
+        except TypeError:
+            found.append(math.nan)
+        except ValueError:
+            raise ValueError(
+                f"a score must be a number or one of {', '.join(WORDS)}, got {quoted(value)} in {task!r} of "
+                f"{str(path)!r}: write it as a number between 0 and 1."
+            ) from None
+    return found
 
 
 # -- ours ----------------------------------------------------------------------------------------------------

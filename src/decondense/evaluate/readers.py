@@ -5,7 +5,6 @@ inspect_ai 0.3.285 and lighteval 0.13.0."""
 from __future__ import annotations
 
 import json
-import math
 import re
 import struct
 import zipfile
@@ -21,17 +20,18 @@ from ..text_files import check_quotes
 from ..words import perhaps_beside
 from . import logs as columns
 from .items import item_hash, load_run, read_as, right_share
-from .logs import Log, Scores, Wanted, chance_of, field_of, hashed, number_of, one_run, others, pick
+from .logs import Log, Scores, Wanted, chance_of, field_of, hashed, numbers, one_run, others, pick
 from .samples import first_line, read_samples
 
 
 def read_logs(path: str | Path, wanted: Wanted | None = None) -> list[Log]:
     """Read the runs in a folder or file of any tool: one, or several where a table has several seeds."""
-    logs = _read(Path(path), wanted or Wanted())
+    wanted = wanted or Wanted()
+    logs = _read(Path(path), wanted)
     for log in logs:
         columns.check(log)
-        for scores in log.tasks.values():
-            if wanted is not None and wanted.higher_is_better is not None and scores.given is not None:
+        for scores in log.tasks.values() if wanted.higher_is_better is not None else ():
+            if scores.better_higher is None or wanted.metrics == (scores.metric,):
                 scores.higher_is_better = wanted.higher_is_better
     return logs
 
@@ -92,8 +92,8 @@ def _inspected(task: str, samples: list[dict[str, Any]], wanted: Wanted, path: P
     metric = pick(metrics, wanted, task, path)
     values: dict[str, list[float]] = {}
     firsts: dict[str, dict[str, Any]] = {}
-    for sample, table in zip(samples, tables):
-        values.setdefault(str(sample["id"]), []).append(number_of(table.get(metric, math.nan)))
+    for sample, value in zip(samples, numbers((table.get(metric) for table in tables), task, path)):
+        values.setdefault(str(sample["id"]), []).append(value)
         firsts.setdefault(str(sample["id"]), sample)
     score = np.array([float(np.mean(of)) for of in values.values()])
     epochs = {len(of) for of in values.values()}
@@ -186,7 +186,7 @@ def _details(task: str, rows: list[dict[str, Any]], wanted: Wanted, path: Path) 
         return Scores([], None)
     docs = [row["doc"] for row in rows]
     metric = pick(rows[0]["metric"], wanted, task, path)
-    values = np.array([number_of(row["metric"].get(metric)) for row in rows])
+    values = np.array(numbers((row["metric"].get(metric) for row in rows), task, path))
     golds = [doc["gold_index"] if isinstance(doc["gold_index"], list) else [doc["gold_index"]] for doc in docs]
     logprobs = [row["model_response"].get("logprobs") or [] for row in rows]
     known = all(len(v) == len(doc["choices"]) > 0 and gold for v, doc, gold in zip(logprobs, docs, golds))
@@ -255,7 +255,7 @@ def _tables(path: Path, wanted: Wanted) -> list[Log]:
             metric = pick(metrics, wanted, task, path)
             rows = metrics[metric]
             texts = {key: [str(values[row]) for row in rows] for key, values in table.items() if key in TEXT_COLUMNS}
-            score = np.array([number_of(table["score"][row]) for row in rows])
+            score = np.array(numbers((table["score"][row] for row in rows), task, path))
             if "metric" not in table and (reach := columns.beyond_shares(score)):
                 raise ValueError(
                     f"{str(path)!r} must name the metric of scores that are not between 0 and 1, but those of {task!r} "
@@ -265,7 +265,8 @@ def _tables(path: Path, wanted: Wanted) -> list[Log]:
             prompts = texts.get("hash") or texts.get("prompt")
             hashes: dict[str, Any] = {"table": partial(list, prompts)} if prompts else {}
             clusters = [str(table[cluster][row]) for row in rows] if cluster else None
-            log.tasks[task] = Scores(texts["item"], score, None, hashes, clusters, metric)
+            said = None if "metric" in table else wanted.higher_is_better  # of a metric without a name nothing is known
+            log.tasks[task] = Scores(texts["item"], score, None, hashes, clusters, metric, higher_is_better=said)
         logs.append(log)
     return logs
 

@@ -20,7 +20,7 @@ from ..records import Damaged
 from ..words import nearest
 from . import logs
 from .items import item_hash, right_share
-from .logs import Log, Scores, Wanted, item_id, number_of, pick
+from .logs import Log, Scores, Wanted, item_id, numbers, pick
 
 SAMPLES = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl")
 NOT_METRICS = {"doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics"}
@@ -113,7 +113,7 @@ def _samples(
     # For a perplexity lm-eval logs no score but a log-likelihood, alone or with a number of words or bytes.
     scores = [m for m, v in first.metrics.items() if m != "perplexity" and not isinstance(v, (list, tuple))]
     metric = pick(scores, wanted, task, path)
-    values = None if not metric else np.array([number_of(row.metrics.get(metric)) for row in rows])
+    values = None if not metric else np.array(numbers((row.metrics.get(metric) for row in rows), task, path))
     hashes: dict[str, Callable[[], list[str]]] = {}  # lm-eval's own first: they are there without reading anew
     if all(row.own is not None for row in rows):
         hashes["lm-eval"] = partial(list, [row.own for row in rows])
@@ -128,9 +128,10 @@ def _samples(
 
 def _likelihood(rows: Sequence[Sample]) -> np.ndarray | None:
     """Per item, the log of the softmax share of the right choice, the log-likelihood of a single continuation, or that
-    of a text per byte (per word where bytes were not counted). ``None`` where a log does not tell what is right."""
+    of a text per byte (per word where bytes were not counted). ``None`` where a log does not tell what is right.
+    A task's own perplexity of an item is a number, not a log-likelihood with its count."""
     kinds = ("byte_perplexity", "bits_per_byte", "word_perplexity")
-    per = next((kind for kind in kinds if kind in rows[0].metrics), None)
+    per = next((kind for kind in kinds if all(isinstance(row.metrics.get(kind), list) for row in rows)), None)
     if per is not None:
         return np.array([float(row.metrics[per][0]) / max(1, row.metrics[per][1]) for row in rows])
     if not all(row.gold for row in rows):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from .. import models
-from ..checks import RESAMPLINGS, check_choice, check_flags, is_whole
+from ..checks import RESAMPLINGS, TOO_FEW_RESAMPLINGS, check_choice, check_flags, is_whole
 from ..files import AnyPath, versions
 from ..geometry import shape_or_type
 from ..insides.torch import unwrapped
@@ -220,7 +220,8 @@ def check(model: Any, *, inputs: Any = None, **options: Any) -> None:
         most = 2**63 - 1 if name == "seed" else 10**9
         if not is_whole(value, least) or value > most:
             limit = f" and at most {most}" if isinstance(value, int) and value > most else ""
-            raise ValueError(f"{name} must be an integer of at least {least}{limit}, got {value!r}.")
+            reason = f": {TOO_FEW_RESAMPLINGS}" if name == "bootstrap" and not limit else ""
+            raise ValueError(f"{name} must be an integer of at least {least}{limit}, got {value!r}{reason}.")
     mask = options.get("mask")
     if mask is not None and not callable(mask):
         raise TypeError(

@@ -50,5 +50,12 @@ class Study(Record, reads=("decondense.study/2",)):
     versions: dict[str, str]
     shown: Shown | None = None
 
+    @model_validator(mode="after")
+    def _shown_is_there(self) -> Study:
+        """An arm that was not run may be missing, but not the number itself, where there are any."""
+        if self.estimate and self.shown is not None and not self.estimate.keys() >= {*self.shown.path[:1]}:
+            raise ValueError(f"shown names {self.shown.path[0]!r}, which is not in estimate")
+        return self
+
     def lines(self) -> list[Section]:
         return [dict(zip(self.table.columns, row)) for row in self.table.rows]

@@ -83,21 +83,17 @@ def parted(record: Study) -> str:
 
 
 def _decision(record: Study) -> tuple[str, _Decision] | None:
-    """Return (name, decision) of the decision at or below the path of the study's effect or, if there is none, one with
-    the study's own verdict, or else any; None for a study without a single effect. Decisions with an interval come
-    before those without, then those with the study's verdict before others."""
-    shown = record.shown
-    if shown is not None and not shown.path:
+    """Return (name, decision) of the decision at or below the path of the study's effect; None for a study that names
+    no effect. Decisions with an interval come before those without, then those with the study's verdict."""
+    if record.shown is None or not record.shown.path:
         return None
-    decisions = list(_decisions(record.estimate))
-    lead, prefix = (shown.words, shown.path) if shown else ("", ())
-    matching = [(path[len(prefix) :], one) for path, one in decisions if prefix and path[: len(prefix)] == prefix]
-    words = [lead] if matching else []
-    matching = matching or [entry for entry in decisions if entry[1].verdict == record.verdict] or decisions
-    if not matching:
+    value: Any = record.estimate
+    for part in record.shown.path:
+        value = value.get(part) if isinstance(value, dict) else None
+    if not (decisions := list(_decisions(value))):
         return None
-    path, one = min(matching, key=lambda entry: (entry[1].low is None, entry[1].verdict != record.verdict))
-    return ", ".join([*words, *(part.replace("_", " ") for part in path)]), one
+    path, one = min(decisions, key=lambda entry: (entry[1].low is None, entry[1].verdict != record.verdict))
+    return ", ".join([record.shown.words, *(part.replace("_", " ") for part in path)]), one
 
 
 def _decisions(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], _Decision]]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..evaluate.directions import direction
 from ..evaluate.logs import Log, Scores, beyond_shares, named
 from ..files import grouped
 from ..words import several
@@ -157,11 +156,10 @@ def _same_metric(task: str, runs: Sequence[Log], columns: Sequence[Scores], note
         notes.append(f"{task}: the metric is called {' and '.join(names)}; they are compared as one metric.")
     if first.lower:
         notes.append(f"{task}: {first.metric} is better when lower, so its sign is turned: above 0 is better.")
-    if first.given is not None and first.higher_is_better is None and not direction(first.metric)[1]:
-        taken, other = ("lower", "higher") if first.lower else ("higher", "lower")
+    if first.given is not None and first.better_higher is None:
         notes.append(
-            f"{task}: the name {first.metric} does not say whether more of it is better, so {taken} is taken as "
-            f"better: if that is wrong, give --{other}-is-better."
+            f"{task}: the name {first.metric} does not say whether more of it is better, so higher is taken as better: "
+            "if that is wrong, give --lower-is-better."
         )
     scores = [column.given for column in columns if column.given is not None]
     if scores and (reach := beyond_shares(np.concatenate(scores))):

@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy
 
-from ..checks import RESAMPLINGS, check_flags, is_whole
+from ..checks import RESAMPLINGS, TOO_FEW_RESAMPLINGS, check_flags, is_whole
 from ..evaluate.apart import read_all
-from ..evaluate.logs import Log, Wanted
+from ..evaluate.logs import ROUNDING, Log, Wanted
 from ..files import finite, told_apart
 from ..records import Significance as Record
+from ..words import first_few
 from . import checkpoints
 from .bootstrap import hierarchical_bootstrap
 from .checkpoints import Pair
 from .crossed import Crossed, crossed_macro
 from .pairing import check_runs, match
-from .tables import verdict
+from .tables import NAMED, verdict
 from .verdicts import finding
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ def significance(
         common: compare the items that all runs have; by default runs with different items are refused.
         metric: names in order of preference, separated by commas; by default acc, exact_match, or what there is. For a
             table without a column metric, what its scores are: a loss is better when lower.
-        higher_is_better: whether more of the metric is better; by default what the log says, or else the metric's name.
+        higher_is_better: whether more of the metric is better: of the one named with metric, else of those of which
+            neither the log nor the name says so.
         filter: the lm-eval filter that read the answers; by default the first in the log.
         cluster: the field that groups the items (a subject, a passage); groups, not items, are then independent.
         matters: the smallest difference of the average that would matter, in points, stated before looking: the
@@ -135,7 +137,12 @@ def significance(
         "likelihood": analyse(likelihood, bootstrap=0, **options) if likelihood else None,
         "ranks": ranks(accuracy),
     }
-    content["notes"] = [*notes, *left_out, *_doubts(content["macro"], seeds)]
+    content["notes"] = [
+        *notes,
+        *left_out,
+        *_untouched(runs[0], accuracy, higher_is_better),
+        *_doubts(content["macro"], seeds),
+    ]
     record = Significance.model_validate(content | {"verdict": ""})
     record.verdict = verdict(record)
     return record
@@ -189,7 +196,10 @@ def analyse(
     pairs = list(outcomes.values())
     groups = [(clusters or {}).get(task) for task in outcomes]
     counts = {len(arm) for pair in pairs for arm in pair}
+    # scores that have a chance level and lie between 0 and 1 (turned: −1 and 0) differ by 1 at most
+    shares = chance is not None and all(np.abs(arm).max() <= 1 + ROUNDING for pair in pairs for arm in pair)
     test: dict[str, Any] = {"paired": paired, "power": power, "permutations": permutations, "seed": seed}
+    test["most"] = 1.0 if shares else math.inf
     tasks = []
     for (name, pair), group in zip(outcomes.items(), groups):
         row, estimate = _row([pair], [group], alpha=alpha / len(outcomes), **test)
@@ -214,9 +224,9 @@ def analyse(
         macro["bootstrap"] = hierarchical_bootstrap(
             pairs, estimate, paired=paired, samples=bootstrap, seed=seed, clusters=groups
         )
-    shares = [max(0.0, row.get("signal_to_noise") or 0.0) for row in tasks]
-    if sum(share > 0 for share in shares) > 1:
-        weights = [share / sum(shares) for share in shares]
+    ratios = [max(0.0, row.get("signal_to_noise") or 0.0) for row in tasks]
+    if sum(ratio > 0 for ratio in ratios) > 1:
+        weights = [ratio / sum(ratios) for ratio in ratios]
         weighted, _ = _row(pairs, groups, alpha=alpha, weights=weights, **test)
         macro["weighted"] = weighted | {"significant": weighted["p"] <= alpha, "weights": dict(zip(outcomes, weights))}
     for row in (*tasks, macro, *([macro["weighted"]] if "weighted" in macro else [])):
@@ -236,8 +246,8 @@ def _check_options(alpha: float, power: float, bootstrap: int, permutations: int
         )
     if not is_whole(bootstrap, 0) or 0 < bootstrap < RESAMPLINGS:
         raise ValueError(
-            f"bootstrap must be a number of resamplings, got {bootstrap!r}: take at least {RESAMPLINGS}, or 0 to leave "
-            "it out."
+            f"bootstrap must be a number of resamplings, at least {RESAMPLINGS}, as {TOO_FEW_RESAMPLINGS}, got "
+            f"{bootstrap!r}: take 2000, or 0 to leave it out."
         )
     if not is_whole(permutations, 1):
         raise ValueError(f"permutations must be a whole number of at least 1, got {permutations!r}: take 10000.")
@@ -247,9 +257,10 @@ def _check_options(alpha: float, power: float, bootstrap: int, permutations: int
 
 def _row(
     pairs: list[Pair], clusters: list[np.ndarray | None], *, paired: bool, alpha: float, power: float,
-    permutations: int, seed: int, weights: Sequence[float] | None = None,
+    permutations: int, seed: int, most: float, weights: Sequence[float] | None = None,
 ) -> tuple[dict[str, Any], Crossed]:  # fmt: skip
-    """treated − base on one task, or on the average over several. ``inner``: the 90 % interval."""
+    """treated − base on one task, or on the average over several. ``inner``: the 90 % interval; ``most``: the largest
+    difference there can be."""
     estimate = crossed_macro(pairs, paired=paired, clusters=clusters, weights=weights)
     seeds = [np.average([pair[arm].mean(1) for pair in pairs], axis=0, weights=weights) for arm in (0, 1)]
     base, treated = (float(arm.mean()) for arm in seeds)
@@ -288,6 +299,8 @@ def _row(
             binary, spreads = all(checkpoints.is_binary(*pair) for pair in pairs), row["smallest_effect"] is not None
             if binary or (spreads and checkpoints.few_differ(pairs, alpha=alpha, power=power)):
                 row["smallest_effect"] = checkpoints.smallest_effect(pairs, alpha=alpha, power=power)
+    if (row["smallest_effect"] or 0.0) > most:
+        row["smallest_effect"] = None
     (low, high), inner = ends
     return row | {"low": finite(low), "high": finite(high), "inner": inner}, estimate
 
@@ -320,6 +333,17 @@ def ranks(outcomes: dict[str, Pair]) -> dict[str, Any]:
     arms = {"base": means[:size], "treated": means[size:]}
     counts = {"ahead": ahead, "behind": behind, "tied": len(table) - ahead - behind}
     return arms | counts | {"sign_test_p": checkpoints.mcnemar(ahead, behind)}
+
+
+def _untouched(run: Log, tasks: Iterable[str], higher_is_better: bool | None) -> list[str]:
+    """Say for which tasks the user's word on the direction does not count."""
+    opposite = [task for task in tasks if run.tasks[task].lower == higher_is_better]
+    if not opposite:
+        return []
+    return [
+        f"{first_few(opposite, NAMED)}: the log or the metric's name says the opposite of "
+        f"--{'higher' if higher_is_better else 'lower'}-is-better, which does not hold here: name it with --metric."
+    ]
 
 
 def _doubts(macro: dict[str, Any] | None, seeds: tuple[int, int]) -> list[str]:

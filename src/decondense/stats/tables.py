@@ -64,7 +64,9 @@ def _sentence(
         differing = [f"{row.task} ({say(row.difference, sign=True)})" for row in tasks if row.significant]
         named = ", ".join(differing) or "no single task"
         head += f"; after Holm's correction {named} {'differ' if len(differing) > 1 else 'differs'}"
-    if macro.smallest_effect is None:
+    if macro.smallest_effect is None and (macro.model_dump().get("se") or 0.0) > 0:
+        tail = f"No possible difference would have been found with {100 * record.power:.0f} % probability."
+    elif macro.smallest_effect is None:
         tail = "What could have been found cannot be stated: the outcomes vary too little, or are too few."
     else:
         tail = (

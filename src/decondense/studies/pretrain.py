@@ -28,7 +28,7 @@ from ..stats.verdicts import Decision, from_interval, interval, resolves
 from ..words import amount, nearest, signed, slug
 from .contrasts import BETWEEN, NONE, SMALLEST, below_everywhere, by_texts, over_documents, over_items
 from .runs import MATTERS_POINTS, MATTERS_SHARE, Conclusion, Runs, Settings, by_document, cosine, quantisation
-from .settings import joined
+from .settings import SCALES, joined, resolved, scale_file
 from .why import in_words, why
 
 # what is reported of the tasks: column, kind of outcome, one task or all, digits and words
@@ -75,8 +75,11 @@ def quantised(runs: Runs, arm: str, base: str, scheme: str) -> list[float]:
 
 
 def refuse(settings: Settings) -> None:
+    # a scale's own pairs may name arms that --set has left out
+    scales = (resolved(scale_file("pretrain")[scale]) for scale in SCALES)
+    known = {*settings["arms"], *(arm for scale in scales for arm in arms(scale["arms"]))}
     for arm in (arm for two in settings.get("beside", ()) for arm in two):
-        if arm not in settings["arms"]:
+        if arm not in known:
             raise ValueError(f"beside must name pairs of arms, got {arm!r}: {nearest(arm, settings['arms'])}")
 
 
@@ -133,6 +136,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
               for arm, other in settings.get("beside", ()) if runs.paired(arm, other)}  # fmt: skip
     told = "; ".join(f"{_minus(*two)}: {decision.words(4)}" for two, decision in beside.items())
     sentence += f" Beside the criterion, at 95 %: {told}." if told else ""
+    apart = "; ".join(_minus(*two) for two in settings.get("beside", ()) if tuple(two) not in beside)
+    sentence += f" Not compared, without a seed that both have: {apart}." if apart else ""
     verdict, headline, deciding = _decided(decisions, tokens)
     cells = {BETWEEN.join(cell): d for cell, d in decisions.items()}
     estimate = {"deciding": deciding, "cells": cells, "smallest": SMALLEST}
@@ -148,9 +153,10 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     lines = [(cell, f"{', '.join(cell[1:])}: {cell[0]}", diffs, corrected[cell] < 0.05)
              for cell, (*_, diffs) in table.items() if len(diffs) > 2]  # fmt: skip
     for arm, other in beside:
-        (loss, *place), base = arm.split(BETWEEN), other.split(BETWEEN)[1:]
+        (loss, *place), (plain, *base) = arm.split(BETWEEN), other.split(BETWEEN)
+        less = ", ".join([plain] * (plain != NONE) + [part for part in base if part not in place]) or plain
         diffs = runs.differences(arm, other, by_document)
-        lines += [((loss, *place), f"{', '.join(place)}: {loss} (minus {base[0]}'s)", diffs, False)] * (len(diffs) > 2)
+        lines += [((loss, *place), f"{', '.join(place)}: {loss} (minus {less})", diffs, False)] * (len(diffs) > 2)
     lines.sort(key=lambda line: (models.index(line[0][1]), tokens[line[0]], names.index(line[0][0])))
     places, labels, values, strong = zip(*lines) if lines else [()] * 4
     draw = partial(
@@ -159,7 +165,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         colours=[names.index(loss) for loss, *_ in places], groups=[model for _, model, _ in places],
         note="filled: significant over seeds and documents, after correction for all comparisons\n"
         "dots: seeds; bars: 95 % intervals over them alone; shaded: too small to matter"
-        + "\nin brackets: whose cross-entropy is subtracted; not part of the correction" * bool(beside),
+        + "\nin brackets: what is subtracted, cross-entropy where no loss is named; in no correction" * bool(beside),
     ) if lines else None  # fmt: skip
     more = _why(runs, tokens, settings, names)
     return Conclusion(verdict, headline, sentence, columns, rows, estimate, draw, more)
