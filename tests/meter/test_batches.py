@@ -204,7 +204,14 @@ def test_what_may_be_a_mask_or_targets_is_refused_and_not_guessed(look):
             words = f"{several} {type(pair).__name__} of (4, 9), {tuple(second.shape)}, {doubt}: {remedy}"
             with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
                 look(model, inputs=pair)
-    for pair in ([text[:, :-1], ids], [{"input_ids": ids}, torch.zeros(4)]):
+    same = ids.clone()
+    for pair in (
+        [text[:, :-1], ids],
+        [{"input_ids": ids}, torch.zeros(4)],
+        [ids, ids.flip(1), padding],
+        [ids, same, padding],
+        [text[:, :-1], same, text[:, :-1]],
+    ):
         with pytest.raises(ValueError, match=re.escape(doubt)):
             look(model, inputs=pair)
     for more in ([padding], [padding.bool()], [padding.float(), torch.zeros(4)]):
@@ -212,7 +219,8 @@ def test_what_may_be_a_mask_or_targets_is_refused_and_not_guessed(look):
         with pytest.raises(ValueError, match=words + re.escape(remedy)):
             look(model, inputs=DataLoader(TensorDataset(ids, *more), batch_size=2))
     loader = DataLoader(TensorDataset(text[:, :-1], ids))
-    for fine in (ids.split(2), [ids, ids.flip(1)], loader, [(ids, torch.ones(4))]):
+    several_batches = [ids, ids.flip(1), ids], [text[:, :-1], ids, ids.flip(1)], [ids, same, ids[:2]]
+    for fine in (ids.split(2), [ids, ids.flip(1)], loader, [(ids, torch.ones(4))], *several_batches):
         look(model, inputs=fine)
 
 
