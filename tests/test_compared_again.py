@@ -80,6 +80,19 @@ def test_an_interrupted_comparison_says_what_is_kept_and_how_to_go_on(items, tmp
     assert not (tmp_path / "d").exists(), "nothing is kept"
 
 
+def test_two_texts_of_one_file_name_have_a_folder_each(items, tmp_path):
+    """The second measurement was refused as one of another text."""
+    for number, folder in enumerate("pq"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "text.txt").write_text(f"{number} {WORDS}")
+    texts = ",".join(str(tmp_path / folder / "text.txt") for folder in "pq")
+    assert run("compare", items[0], "--texts", texts, *QUICK, "--out", tmp_path / "c")[0] == 0
+    folders = sorted(path.name[-10:] for path in (tmp_path / "c" / "results").iterdir())
+    assert folders == ["p-text.txt", "q-text.txt"]
+    rows = json.loads((tmp_path / "c" / "result.json").read_bytes())["rows"]
+    assert [row["text"] for row in rows] == ["p/text.txt", "q/text.txt"]
+
+
 def test_a_live_comparison_is_drawn_as_its_record_is(tmp_path):
     ids = torch.randint(3, 97, (12, 8), generator=torch.Generator().manual_seed(0))
     config = tf.GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=16, vocab_size=97, eos_token_id=1)

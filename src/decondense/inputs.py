@@ -142,7 +142,7 @@ def batches_of(inputs: Any, name: str) -> Iterator[dict[str, Any]]:
     several = any(hasattr(inputs, way) for way in ("__iter__", "__getitem__"))
     if isinstance(inputs, Tensor) or hasattr(inputs, "keys") or not several:
         inputs = [inputs]
-    if isinstance(inputs, (tuple, list)) and any(_goes_with(inputs[0], other) for other in inputs[1:]):
+    if isinstance(inputs, (tuple, list)) and _may_be_one(inputs):
         doubt = "which may be one batch with its targets or its mask"
         raise _unnamed("inputs must be one batch or several that are alike", inputs, doubt, name)
     for batch in inputs:
@@ -161,20 +161,31 @@ def batches_of(inputs: Any, name: str) -> Iterator[dict[str, Any]]:
             )
 
 
+def _may_be_one(batches: Sequence[Any]) -> bool:
+    """Whether a list looks like one batch with its targets or its mask and not like several batches. Among several some
+    may have the same tokens as the first; of targets every other one does."""
+    if any(_goes_with(batches[0], other) for other in batches[1:]):
+        return True
+    return len(batches) > 1 and all(_same_or_next(batches[0], other) for other in batches[1:])
+
+
 def _goes_with(first: Any, other: Any) -> bool:
-    """Whether `other`, after `first` in a list, looks like its targets or its mask and not like another batch."""
+    """Whether `other`, after `first` in a list, can be no other batch, or may be the mask of `first`."""
     if not isinstance(other, Tensor) or not isinstance(first, Tensor):
         return isinstance(other, Tensor) and hasattr(first, "keys")
     if other.shape[:1] != first.shape[:1]:
         return False
     if other.ndim != first.ndim or other.is_floating_point() != first.is_floating_point():
         return True
-    if first.ndim != 2 or other.shape != first.shape:
+    return first.ndim == 2 and _may_mask(first, other) and not _zeros_and_ones(first)
+
+
+def _same_or_next(first: Any, other: Any) -> bool:
+    """Whether `other` has the tokens of `first`, or the next ones, as targets do."""
+    if not isinstance(other, Tensor) or not isinstance(first, Tensor) or first.ndim != 2 or other.shape != first.shape:
         return False
     other = other.to(first.device)
-    if bool((first == other).all()) or bool((first[:, 1:] == other[:, :-1]).all()):  # the same tokens or the next ones
-        return True
-    return _may_mask(first, other) and not _zeros_and_ones(first)
+    return bool((first == other).all()) or (first.shape[1] > 1 and bool((first[:, 1:] == other[:, :-1]).all()))
 
 
 def _may_mask(first: Any, other: Any) -> bool:

@@ -204,7 +204,14 @@ def test_what_may_be_a_mask_or_targets_is_refused_and_not_guessed(look):
             words = f"{several} {type(pair).__name__} of (4, 9), {tuple(second.shape)}, {doubt}: {remedy}"
             with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
                 look(model, inputs=pair)
-    for pair in ([text[:, :-1], ids], [{"input_ids": ids}, torch.zeros(4)]):
+    same = ids.clone()
+    for pair in (
+        [text[:, :-1], ids],
+        [{"input_ids": ids}, torch.zeros(4)],
+        [ids, ids.flip(1), padding],
+        [ids, same, padding],
+        [text[:, :-1], same, text[:, :-1]],
+    ):
         with pytest.raises(ValueError, match=re.escape(doubt)):
             look(model, inputs=pair)
     for more in ([padding], [padding.bool()], [padding.float(), torch.zeros(4)]):
@@ -212,7 +219,8 @@ def test_what_may_be_a_mask_or_targets_is_refused_and_not_guessed(look):
         with pytest.raises(ValueError, match=words + re.escape(remedy)):
             look(model, inputs=DataLoader(TensorDataset(ids, *more), batch_size=2))
     loader = DataLoader(TensorDataset(text[:, :-1], ids))
-    for fine in (ids.split(2), [ids, ids.flip(1)], loader, [(ids, torch.ones(4))]):
+    several_batches = [ids, ids.flip(1), ids], [text[:, :-1], ids, ids.flip(1)], [ids, same, ids[:2]]
+    for fine in (ids.split(2), [ids, ids.flip(1)], loader, [(ids, torch.ones(4))], *several_batches):
         look(model, inputs=fine)
 
 
@@ -453,3 +461,54 @@ def test_packed_rows_are_the_same_documents_in_any_batches():
     found = [measure(model, inputs=x, windows=7) for x in ({"input_ids": ids, "position_ids": positions}, batches)]
     assert found[0].record.text.sha256 == found[1].record.text.sha256
     assert dc.compare(found).difference.same_windows
+
+
+def test_what_a_decoder_reads_is_told_apart_and_its_padding_is_not():
+    """The encoder's mask had cut the labels: what the decoder read beyond it was no part of the identity."""
+    model, ids, labels = build("t5"), tokens(2, 8), tokens(2, 8).flip(1)
+    batch = {"input_ids": ids, "attention_mask": (torch.arange(8) < 5).long().expand(2, 8)}
+
+    def sha(**more) -> str:
+        return measure(model, inputs=batch | more).record.text.sha256
+
+    def changed(given: torch.Tensor, at: int, value: int) -> torch.Tensor:
+        given = given.clone()
+        given[:, at] = value
+        return given
+
+    last = torch.nn.functional.pad(labels[:, :6], (0, 2), value=-100)
+    shorter = torch.nn.functional.pad(labels[:, :6], (0, 4), value=-100)
+    assert sha(labels=labels) != sha(labels=changed(labels, 6, 90))
+    assert sha(labels=last) == sha(labels=shorter) == sha(labels=labels[:, :6])
+    assert sha(labels=last) != sha(labels=changed(last, 2, -100)), "which is read but does not count"
+    read = {"decoder_input_ids": labels, "labels": last}
+    assert sha(**read) == sha(**read | {"decoder_input_ids": changed(labels, 7, 90)})
+    assert sha(**read) != sha(**read | {"decoder_input_ids": changed(labels, 5, 90)})
+    masked = {"labels": labels, "decoder_attention_mask": torch.arange(8).expand(2, 8).sub(2).clamp(0, 1)}
+    assert sha(**masked) != sha(**masked | {"labels": changed(labels, 2, 90)}), "the first token is the label before it"
+    cut = {key: value[:, :5] for key, value in batch.items()}
+    assert sha() == measure(model, inputs=cut).record.text.sha256
+
+
+def test_a_token_left_out_between_others_is_a_part_of_the_identity():
+    """A mask with a hole had the identity of the sequence without the token, whose positions are others."""
+    model, ids = build("gpt2"), tokens(2, 8)
+    hole = torch.ones_like(ids)
+    hole[:, 3] = 0
+    kept = hole[0].bool()
+    found = [{"input_ids": ids, "attention_mask": hole}, {"input_ids": ids[:, kept], "attention_mask": hole[:, kept]}]
+    one, other = (measure(model, inputs=inputs) for inputs in found)
+    assert one.mean_cosine != pytest.approx(other.mean_cosine, abs=1e-4)
+    assert not dc.compare([one, other]).difference.same_windows
+
+
+def test_a_mask_in_a_mapping_is_a_part_of_the_identity():
+    class Masked(Fronted):
+        def forward(self, input_ids, attention_mask):
+            return super().forward(input_ids)
+
+    ids, mask = tokens(2, 8), padded()["attention_mask"][3:, :8]
+    batches = [{"input_ids": ids, "attention_mask": {"full_attention": m}} for m in (mask, torch.ones_like(ids))]
+    found = [measure(Masked(), inputs=batch, modules=["embed", "a"]).record for batch in batches]
+    assert [[w["tokens"] for w in one.windows] for one in found] == [[6, 7], [8, 8]]
+    assert found[0].text.sha256 != found[1].text.sha256

@@ -296,6 +296,21 @@ def test_texts_are_an_axis(stories, prose, tmp_path):
     assert ticks(comparison) == ["one.txt", "two.txt"]
 
 
+def test_texts_of_one_file_name_are_told_apart(stories, prose, tmp_path):
+    """They had one name in every table and figure, and no axis."""
+    files = [tmp_path / folder / "text.txt" for folder in "ab"]
+    for file, part in zip(files, (prose[0][:30_000], prose[0][30_000:60_000])):
+        file.parent.mkdir()
+        file.write_text(part)
+    comparison = compare([stories], texts=list(map(str, files)), **SMALL)
+    assert ticks(comparison) == ["a/text.txt", "b/text.txt"]
+    assert comparison.axis == "text"
+    alone = [measure(stories, text=file, **SMALL) for file in files]
+    hashes = [result.record.text.sha256 for result in alone]
+    assert [result.record.text.sha256 for result in comparison.results] == hashes
+    assert compare(alone).labels == [f"LlamaModel (text {sha[:6]})" for sha in hashes]
+
+
 def test_sizes_are_an_axis_and_its_trend_is_in_words(stories, prose):
     _, tokenizer = stories
     models = []

@@ -271,13 +271,15 @@ def positions(rows: Sequence[Mapping[str, Any]], axis: str, paired: bool) -> tup
     order = list(dict.fromkeys(labels))  # a checkpoint on several texts has one place
     places = [i // 2 if paired else order.index(label) if axis == "checkpoint" else i for i, label in enumerate(labels)]
     width, longest = 18, max(map(len, labels))
-    while width < longest and len({_short(label, width) for label in labels}) < len(set(labels)):
+    folders = len({_short(label, longest) for label in labels}) < len(set(labels))
+    while width < longest and len({_short(label, width, folders) for label in labels}) < len(set(labels)):
         width += 1
-    return list(map(float, places)), [_short(label, width) for label in labels], title
+    return list(map(float, places)), [_short(label, width, folders) for label in labels], title
 
 
-def _short(label: str, width: int) -> str:
-    """Shorten a label, but not the part in brackets, which tells apart two results of the same name."""
+def _short(label: str, width: int, folders: bool = False) -> str:
+    """Shorten a label, but not the part in brackets, which tells apart two results of the same name; `folders`: nor
+    leave out those in front of the name."""
     name, bracket, rest = label.partition(" (")
-    name, room = name.rsplit("/", maxsplit=1)[-1], max(4, width - len(bracket + rest))
+    name, room = name if folders else name.rsplit("/", maxsplit=1)[-1], max(4, width - len(bracket + rest))
     return (name if len(name) <= room else name[: room - 1] + "…") + bracket + rest

@@ -24,7 +24,8 @@ from ..capture import Capture
 from ..files import versions
 from ..geometry import counting, shape_or_type
 from ..hidden_states import reader_of
-from ..inputs import Named, arguments, batches_of, main_input, tell_unread
+from ..inputs import Named, arguments, batches_of, main_input, tell_unread, unpacked
+from ..insides.transformers import is_encoder_decoder
 from ..models import Source, fingerprint
 from ..named_layers import ModuleReader
 from ..packing import Documents, unmasked_documents
@@ -145,7 +146,8 @@ def measure_batches(
         if seen == settings["windows"]:
             break
         taken = min(size, settings["windows"] - seen)
-        _digest(digest, batch, rows, read=taken if cut is None else cut.place(taken - 1)["row"] + 1)
+        read = taken if cut is None else cut.place(taken - 1)["row"] + 1
+        _digest(digest, batch, rows, read=read, decodes=is_encoder_decoder(network))
         firsts.append(given)
         given += rows
         if number % world == rank:
@@ -261,18 +263,26 @@ def checked(batch: Batch, network: nn.Module) -> Batch:
     return batch
 
 
-def _digest(digest: Any, batch: Batch, rows: int, *, read: int) -> None:
+def _digest(digest: Any, batch: Batch, rows: int, *, read: int, decodes: bool) -> None:
     """Add the first ``read`` of the ``rows`` sequences, one by one: how they were put into batches, and padded to one
-    length there, is no part of them. A tensor with a single row holds for all."""
-    tensors = {key: value.detach().cpu() for key, value in sorted(batch.items()) if isinstance(value, Tensor)}
+    length there, is no part of them. A tensor with a single row holds for all. ``decodes``: labels are a decoder's."""
+    given = sorted(unpacked(batch).items())
+    tensors = {key: value.detach().cpu() for key, value in given if isinstance(value, Tensor)}
+    masks = {side: tensors.get(f"{side}attention_mask") for side in ("", "decoder_")}
+    labels = tensors.get("labels")
+    if decodes and labels is not None and labels.ndim > 1:
+        counts = labels != -100 if masks["decoder_"] is None else masks["decoder_"] != 0
+        masks["labels"] = counts.flip(1).cumsum(1).flip(1)  # all that stands before a label is read
+        masks["decoder_"] = masks["labels"] if masks["decoder_"] is None else masks["decoder_"]
     shared = [key for key, value in tensors.items() if not value.ndim or len(value) not in (1, rows)]
     whole = [_bytes(key, tensors.pop(key)) for key in shared]
     for row in range(read):
         for key, value in tensors.items():
             own = value[row if len(value) == rows else 0]
-            mask = tensors.get("decoder_attention_mask" if key.startswith("decoder_") else "attention_mask")
+            mask = masks.get(key, masks["decoder_" if key.startswith("decoder_") else ""])
             if mask is not None and mask.ndim == 2 and len(mask) == rows and own.shape[:1] == mask.shape[1:]:
-                own = own[mask[row] != 0]
+                kept = mask[row].nonzero().flatten().tolist() or [0, -1]
+                own = own[kept[0] : kept[-1] + 1]  # with what is left out between them: it takes up positions
             digest.update(_bytes(key, own))
         for content in whole:
             digest.update(content)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from inspect import signature
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -225,6 +225,7 @@ def compare(
     results = []
     # stdin and iterators can be read only once, so all models share the result
     opened: Callable[..., Any] = cache(partial(open_text, column=options.get("column")))
+    names = _names_of_files(texts)
     for number, job in enumerate(jobs):
         if isinstance(job, Condensation):
             results.append(job)
@@ -236,6 +237,8 @@ def compare(
         text = measure_options.get("text")
         if isinstance(text, Iterator) or (isinstance(text, str) and text == "-"):
             measure_options["text"] = opened(text)
+        elif isinstance(text, (str, os.PathLike)) and text in names:
+            measure_options["text"] = replace(opened(text), name=names[text], source=names[text])
         results.append(measure(name, **measure_options))
         if finished is not None:
             finished(results[-1])
@@ -271,6 +274,13 @@ def plan(items: Item | Sequence[Item], texts: Any, revisions: Any, paired: bool,
     for name, extra in to_measure:
         check(name, **(options | extra))
     return jobs
+
+
+def _names_of_files(texts: Any) -> dict[AnyPath, str]:
+    """Return names for the text files of one file name: a/text.txt and b/text.txt, where each alone is text.txt."""
+    files = [text for text in _as_list(texts) or () if isinstance(text, (str, os.PathLike))]
+    alike = grouped((PurePath(file).name, file) for file in dict.fromkeys(files)).values()
+    return {file: name for own in alike if len(own) > 1 for file, name in zip(own, told_apart(own))}
 
 
 def _as_list(given: Any) -> Any:
@@ -347,7 +357,7 @@ def _facts(result: Condensation) -> dict[str, str]:
     """Return in words the facts in which two results of the same name may differ."""
     model, settings = result.record.model, result.record.settings
     facts = {"name": model.name, "revision": str(model.revision), "dtype": model.dtype, "stack": model.stack}
-    facts |= {"windows": f"{result.record.windows_done} windows"}
+    facts |= {"windows": f"{result.record.windows_done} windows", "text": f"text {result.record.text.sha256[:6]}"}
     facts |= {"layers": f"layers {model.layers}", "width": f"width {model.width}"}
     facts |= {"parameters": f"parameters {amount(model.parameters)}"}
     facts |= {"weights": "" if model.weights is None else f"weights {model.weights[:6]}"}
