@@ -52,6 +52,8 @@ def test_measure_writes_a_folder_and_says_what_it_found(model, tmp_path):
     assert "embedding" in stdout
     assert "after the final norm" in stdout
     assert all(len(line) <= 80 for line in stdout.splitlines() if "█" in line)
+    written = f"written: {out}/result.json, states.csv, heatmap.png, heatmap_released.png"
+    assert " ".join(written.split()) in " ".join(stdout.split())
     names = {p.name for p in out.iterdir()}
     assert names == {
         "result.json", "config.yaml", "run.json", "states.csv", "heatmap.png", "heatmap.csv",

@@ -41,6 +41,8 @@ from decondense import words
         (words.nearest("disp", ["koleo", "dispersion"]), "did you mean 'dispersion'?"),
         (words.nearest("norm", ["normal", "token_norm"]), "did you mean 'normal'?"),
         (words.nearest("norm", ["no", "token_norm", "enormous"]), "did you mean 'token_norm'?"),
+        (words.nearest("wiki-3", ["wiki-2", "wiki", "wiki-103"]), "did you mean 'wiki-103' or 'wiki-2'?"),
+        (words.nearest("wiki-13x", ["wiki-2", "wiki-13", "b"]), "did you mean 'wiki-13'?"),
         (words.nearest("xyz", ["a", "b"]), "known are a, b."),
         (words.nearest("xyz", ["a", "b"], "pick one."), "pick one."),
         (words.perhaps("g", ["cpu", "gpu-and-more"]), ": did you mean 'gpu-and-more'?"),

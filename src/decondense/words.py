@@ -164,9 +164,13 @@ def near(name: object, known: Iterable[str], *, n: int = 1, cutoff: float = 0.65
 
 
 def nearest(name: object, known: Collection[str], otherwise: str | None = None) -> str:
-    """End a sentence about an unknown name: "did you mean 'dispersion'?", or `otherwise`, or all names."""
-    close = near(name, known)
-    return f"did you mean {close[0]!r}?" if close else otherwise or f"known are {', '.join(known)}."
+    """End a sentence about an unknown name: "did you mean 'dispersion'?", or `otherwise`, or all names. Names that
+    differ from it in their numbers alone are all as near: wikitext-2 and wikitext-103 for wikitext-3."""
+    form, *forms = (re.sub(r"\d+", "0", str(word)) for word in (name, *known))
+    alike = [word for word, one in zip(known, forms) if one == form]
+    if close := near(name, alike, n=3) or near(name, known):
+        return f"did you mean {list_of(map(repr, close), 'or')}?"
+    return otherwise or f"known are {', '.join(known)}."
 
 
 def perhaps(name: object, known: Iterable[str], *, cutoff: float = 0.65) -> str:

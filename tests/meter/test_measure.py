@@ -314,3 +314,15 @@ def test_smollm2_on_wikitext2_is_where_the_reference_says(shared):
     """100 windows × 512 tokens; the authors' package gives 0.806 on them."""
     result = measure("smollm2-135m", text="wikitext-2", data=shared / "data", windows=100, tokens=512)
     assert result.spearman == pytest.approx(0.806, abs=0.05)
+
+
+def test_a_text_of_unknown_tokens_is_noted():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "b": 2}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    pair = build("gpt2").eval(), PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
+    told = "75 % of the tokens are the unknown token: the tokenizer cannot read this text."
+    for text, noted in (("今天天a", True), ("今a天b", False)):
+        assert (told in measure(pair, text=[text * 400], **SMALL).notes) == noted

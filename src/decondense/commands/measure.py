@@ -193,7 +193,8 @@ def show(result: Condensation, folder: Path) -> None:
     out.print("mean cosine: 1 where all tokens point the same way, 0 where they are unrelated", style="dim")
     for note in result.notes:
         out.print(f"note: {note}")
-    out.print(f"written: {folder}/result.json, states.csv, heatmap.png")
+    second = ", heatmap_released.png" * (record.released_histogram is not None)
+    out.print(f"written: {folder}/result.json, states.csv, heatmap.png{second}")
 
 
 def _ranks(result: Condensation) -> str:

@@ -151,6 +151,9 @@ def measure(
     stage("drawing windows")
     drawn = draw_windows(opened, tokenizer, windows=windows, tokens=tokens, seed=seed)
     checked({"input_ids": torch.from_numpy(drawn.ids)}, network)
+    unknown = float(np.mean(drawn.ids == getattr(tokenizer, "unk_token_id", None)))
+    if unknown > 0.5:
+        notes.append(f"{100 * unknown:.0f} % of the tokens are the unknown token: the tokenizer cannot read this text.")
     about_text: dict[str, Any] = {key: getattr(opened, key) for key in ("name", "source", "sha256")}
     about_text |= {"documents": len(opened.documents), "characters": len(opened.joined)}
     if batch is None:
