@@ -17,12 +17,12 @@ from .compare import run_comparison
 from .terminal import (
     ELSEWHERE,
     bar,
-    check_text,
     default_folder,
     err,
     fresh_folder,
     out,
     progress_bar,
+    refuse_other_text,
     same_command,
     table,
     with_stages,
@@ -88,7 +88,7 @@ def measure(
         there = None if force else _made_by(target, config)
         if there is not None and "images" not in options:  # a name does not tell the text, nor do stdin and a path
             opened = open_text(text, data=data, column=column)
-            check_text(target, opened.sha256)
+            refuse_other_text(target, opened.sha256)
             options |= {"text": opened}
         stored = there if there is not None and resume and _finished(target, there, config, files) else None
         if (result := stored) is None:
