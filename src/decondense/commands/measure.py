@@ -20,6 +20,7 @@ from .terminal import (
     default_folder,
     err,
     fresh_folder,
+    measurement_in,
     out,
     progress_bar,
     refuse_other_text,
@@ -92,7 +93,8 @@ def measure(
             options |= {"text": opened}
         stored = there if there is not None and resume and _finished(target, there, config, files) else None
         if (result := stored) is None:
-            begun = resume and any(target.glob("partial-*.npz"))  # --resume alone does not replace a finished result
+            finished = getattr(measurement_in(target), "complete", False)  # --resume alone does not replace it
+            begun = resume and not finished and any(target.glob("partial-*.npz"))
             with fresh_folder(target, "measurement", force=force or begun or same_command(target, config)) as folder:
                 result = _measure_into(folder, config, options, files=files, resume=resume, callbacks=callbacks)
     if not first_process():

@@ -78,7 +78,7 @@ def same_command(folder: Path, config: dict[str, Any]) -> bool:
 
 def refuse_other_text(folder: Path, sha256: str) -> None:
     """Refuse to replace the measurement in a folder, if there is one, by one of another text, or of other images."""
-    there = _measurement_in(folder)
+    there = measurement_in(folder)
     if there is not None and there.text.sha256 != sha256:
         other = "other images" if "inputs" in there.settings else "another text"
         raise kept_there(folder, f"a result of {other}, {from_where(there.text.name, there.text.source)}")
@@ -86,7 +86,7 @@ def refuse_other_text(folder: Path, sha256: str) -> None:
 
 def refuse_other_settings(folder: Path, new: Measurement) -> None:
     """Refuse to replace the measurement in a folder, if there is one, by one with other settings."""
-    there = _measurement_in(folder)
+    there = measurement_in(folder)
     if there is not None and (other := differing(settings_of(there), settings_of(new))):
         raise kept_there(folder, f"a result with other settings, {other}")
 
@@ -103,12 +103,13 @@ def differing(there: dict[str, Any], new: dict[str, Any]) -> str:
     return ", ".join(f"{key} {there.get(key)}, now {new.get(key)}" for key in keys)
 
 
-def _measurement_in(folder: Path) -> Measurement | None:
+def measurement_in(folder: Path) -> Measurement | None:
+    """The measurement in a folder; None if there is none, or a damaged one."""
     from ..records import Measurement, read
 
     try:
         there = read(folder)
-    except (ValueError, OSError):  # none, or damaged
+    except (ValueError, OSError):
         return None
     return there if isinstance(there, Measurement) else None
 
