@@ -96,7 +96,9 @@ def measure(
             finished = getattr(measurement_in(target), "complete", False)  # --resume alone does not replace it
             begun = resume and not finished and any(target.glob("partial-*.npz"))
             with fresh_folder(target, "measurement", force=force or begun or same_command(target, config)) as folder:
-                result = _measure_into(folder, config, options, files=files, resume=resume, callbacks=callbacks)
+                result = _measure_into(
+                    folder, config, options, files=files, resume=resume, force=force, callbacks=callbacks
+                )
     if not first_process():
         return
     if stored is not None:
@@ -129,7 +131,7 @@ def _finished(folder: Path, there: Condensation, config: dict[str, Any], files: 
 
 def _measure_into(
     folder: Path, config: dict[str, Any], options: dict[str, Any], *, files: str, resume: bool,
-    callbacks: dict[str, Any],
+    force: bool, callbacks: dict[str, Any],
 ) -> Condensation:  # fmt: skip
     from ..meter import Interrupted
     from ..meter import measure as run
@@ -142,6 +144,8 @@ def _measure_into(
         resumable = options | {"partial": folder, "resume": resume}
         arguments = _of_images(config["model"], options) if "images" in options else resumable
         result = run(config["model"], **arguments, **callbacks)
+        if "images" in options and not force:  # what they are is known once they are read
+            refuse_other_text(folder, result.record.text.sha256)
     except Interrupted as stop:
         if stop.result is not None and first_process():
             write_files(folder, config, stop.result, time.monotonic() - begun, files)
