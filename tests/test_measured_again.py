@@ -37,15 +37,15 @@ def text(tmp_path) -> Path:
 pytestmark = pytest.mark.usefixtures("unpainted")
 
 
-def interrupted(model: Path, text: Path, folder: Path) -> None:
-    """Leave the windows of the first of two batches in the folder."""
+def interrupted(model: Path, text: Path, folder: Path, **changes: int) -> None:
+    """Leave the windows of the first of several batches in the folder."""
 
     def stop(done: int, total: int) -> None:
         if done:
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted):
-        measure(model, text=text, batch=2, partial=folder, progress=stop, **QUICK)
+        measure(model, text=text, batch=2, partial=folder, progress=stop, **QUICK | changes)
     assert (folder / "partial-0.npz").exists()
 
 
@@ -101,3 +101,17 @@ def test_a_result_of_another_text_is_not_replaced_in_silence(how, tmp_path, monk
     assert "is finished" in again(WORDS, "--resume")[2]
     assert again(WORDS + " And more.", "--force")[0] == 0
     assert (out / "result.json").read_bytes() != before
+
+
+def test_a_finished_result_is_not_replaced_by_resuming_another(text, tmp_path):
+    """Windows that another measurement saved beside it, in Python or with --force, let --resume replace it."""
+    model, out = checkpoint(tmp_path / "m"), tmp_path / "o"
+    command = ("measure", model, "--text", text, *OPTIONS, "--out", out)
+    assert run(*command)[0] == 0
+    before = (out / "result.json").read_bytes()
+    interrupted(model, text, out, windows=6)
+    code, _, stderr = run(*command, "--windows", "6", "--resume")
+    assert (code, "already holds a result: choose another folder" in stderr) == (2, True)
+    assert (out / "result.json").read_bytes() == before
+    assert run(*command, "--windows", "6", "--resume", "--force")[0] == 0
+    assert load(out).record.windows_done == 6

@@ -26,7 +26,7 @@ def saved(folder: Path, kind: str) -> Path:
     return folder
 
 
-def changed(folder: Path, **config: int) -> Path:
+def changed(folder: Path, **config: object) -> Path:
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | config))
     return folder
@@ -57,3 +57,17 @@ def test_layers_that_predict_more_tokens_are_no_part_of_the_model(tmp_path):
     """As DeepSeek's: the configuration counts them, and transformers leaves them out."""
     folder = changed(saved(tmp_path / "m", "llama"), num_hidden_layers=3, num_nextn_predict_layers=1)
     assert models.load(folder, tokenizer=False)[0].config.num_hidden_layers == 3
+
+
+def test_so_they_are_where_the_configuration_of_the_text_counts_them(tmp_path):
+    """As in GLM's models with images: the outer configuration does not say."""
+    side = SIZES | {"num_hidden_layers": 4}
+    eye = {"image_size": 8, "patch_size": 4, "num_hidden_layers": 2}
+    config = tf.LlavaConfig(text_config=tf.LlamaConfig(**side), vision_config=tf.CLIPVisionConfig(**SIZES | eye))
+    tf.LlavaModel(config).save_pretrained(tmp_path)
+    text = json.loads((tmp_path / "config.json").read_text())["text_config"]
+    changed(tmp_path, text_config=text | {"num_hidden_layers": 3})
+    with pytest.raises(ValueError, match="hold 9 tensors, such as language_model"):
+        models.load(tmp_path, tokenizer=False)
+    changed(tmp_path, text_config=text | {"num_hidden_layers": 3, "num_nextn_predict_layers": 1})
+    assert models.load(tmp_path, tokenizer=False)[0].config.text_config.num_hidden_layers == 3

@@ -233,7 +233,8 @@ def _beyond(model: Any) -> Callable[[str], bool]:
     counts = {name: len(part) for name, part in model.named_modules() if isinstance(part, nn.ModuleList)}
     base = f"{model.base_model_prefix}."
     counts |= {base + name: n for name, n in counts.items()} | {k.removeprefix(base): n for k, n in counts.items()}
-    further = getattr(model.config, "num_nextn_predict_layers", None) or 0
+    configs = (getattr(part, "config", None) for part in model.modules())  # of several parts, the text's has them
+    further = max(getattr(config, "num_nextn_predict_layers", None) or 0 for config in configs)
 
     def beyond(key: str) -> bool:
         places = [(key[: at.start()], int(at[1])) for at in re.finditer(r"\.(\d+)\.", key)]

@@ -9,17 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..files import first_process, safe_name, write_text
+from ..files import first_process, mapping_in, safe_name, write_text
 from ..words import amount, several, span
 from . import options as o
 from .terminal import (
-    check_text,
     default_folder,
+    differing,
     err,
     fresh_folder,
+    kept_there,
     out,
     progress_bar,
+    refuse_other_settings,
+    refuse_other_text,
     same_command,
+    settings_of,
     table,
     with_stages,
     write_origin,
@@ -80,12 +84,17 @@ def run_comparison(
     """
     from ..meter import compare as run
     from ..meter.compare import plan
+    from ..meter.result import Condensation
 
     now, kept, begun = ("", 0, 0), 0, time.monotonic()
     folder = out_dir or Path("comparison")
     config = {"command": "compare", "items": list(items), **how, **options}
     with progress_bar("opening the models", quiet=as_json) as move:
-        plan(items, options=options, **how)
+        jobs = plan(items, options=options, **how)
+        to_measure = sum(not isinstance(job, Condensation) for job in jobs)
+        again = same_command(folder, config)
+        if again and not force:
+            _refuse_other_results(folder, jobs)
 
         def started(name: str, number: int, total: int) -> None:
             nonlocal now
@@ -102,18 +111,19 @@ def run_comparison(
             if first_process():
                 place = folder / "results" / _folder_name(result)
                 if not force:
-                    check_text(place, result.record.text.sha256)
+                    refuse_other_text(place, result.record.text.sha256)
+                    refuse_other_settings(place, result.record)
                 with writing(folder):
                     result.save(place / "result.json")
             kept += 1
 
-        with fresh_folder(folder, "comparison", force=force or same_command(folder, config)):
+        with fresh_folder(folder, "comparison", force=force or again):
             callbacks = {"started": started, "finished": finished, **with_stages(windows)}
             try:
                 comparison = run(items, **how, **callbacks, **options)
             except KeyboardInterrupt as stop:
                 if kept:
-                    place, measured = folder / "results", several(now[2], "measurement")
+                    place, measured = folder / "results", several(to_measure, "measurement")
                     stop.add_note(f"interrupted: {place} holds {kept} of {measured}, in a folder each.")
                     stop.add_note("To measure none twice, name these folders in place of their models and texts.")
                 raise
@@ -122,7 +132,8 @@ def run_comparison(
             with writing(folder):
                 write_text(folder / "result.json", comparison.to_json())
                 comparison.plot(folder)
-                write_origin(folder, config, time.monotonic() - begun)
+                identities = [_identity(result) for result in comparison.results]
+                write_origin(folder, config, time.monotonic() - begun, results=identities)
     if as_json:
         print(comparison.to_json(), end="")
         return
@@ -136,6 +147,19 @@ def run_comparison(
     if comparison.difference is not None:
         out.print(comparison.difference.sentence)
     out.print(f"written: {folder}/result.json, heatmaps.png, trend.png, curves.png, each figure with its CSV")
+
+
+def _refuse_other_results(folder: Path, jobs: Sequence[Any]) -> None:
+    """Refuse to replace a comparison by one of saved results that lie where others lay, of another text or with other
+    settings. What is measured is looked at where it is saved."""
+    before = mapping_in(folder / "run.json").get("results")
+    for job, there in zip(jobs, before if isinstance(before, list) else ()):
+        if not isinstance(job, tuple) and (other := differing(there, _identity(job))):
+            raise kept_there(folder, f"a comparison of another {job.label} on {job.text}, {other}")
+
+
+def _identity(result: Condensation) -> dict[str, Any]:
+    return {"text": result.record.text.sha256[:12], **settings_of(result.record)}
 
 
 def _table(comparison: Comparison) -> Any:

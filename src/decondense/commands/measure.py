@@ -17,12 +17,13 @@ from .compare import run_comparison
 from .terminal import (
     ELSEWHERE,
     bar,
-    check_text,
     default_folder,
     err,
     fresh_folder,
+    measurement_in,
     out,
     progress_bar,
+    refuse_other_text,
     same_command,
     table,
     with_stages,
@@ -88,13 +89,16 @@ def measure(
         there = None if force else _made_by(target, config)
         if there is not None and "images" not in options:  # a name does not tell the text, nor do stdin and a path
             opened = open_text(text, data=data, column=column)
-            check_text(target, opened.sha256)
+            refuse_other_text(target, opened.sha256)
             options |= {"text": opened}
         stored = there if there is not None and resume and _finished(target, there, config, files) else None
         if (result := stored) is None:
-            begun = resume and any(target.glob("partial-*.npz"))  # --resume alone does not replace a finished result
+            finished = getattr(measurement_in(target), "complete", False)  # --resume alone does not replace it
+            begun = resume and not finished and any(target.glob("partial-*.npz"))
             with fresh_folder(target, "measurement", force=force or begun or same_command(target, config)) as folder:
-                result = _measure_into(folder, config, options, files=files, resume=resume, callbacks=callbacks)
+                result = _measure_into(
+                    folder, config, options, files=files, resume=resume, force=force, callbacks=callbacks
+                )
     if not first_process():
         return
     if stored is not None:
@@ -127,7 +131,7 @@ def _finished(folder: Path, there: Condensation, config: dict[str, Any], files: 
 
 def _measure_into(
     folder: Path, config: dict[str, Any], options: dict[str, Any], *, files: str, resume: bool,
-    callbacks: dict[str, Any],
+    force: bool, callbacks: dict[str, Any],
 ) -> Condensation:  # fmt: skip
     from ..meter import Interrupted
     from ..meter import measure as run
@@ -140,6 +144,8 @@ def _measure_into(
         resumable = options | {"partial": folder, "resume": resume}
         arguments = _of_images(config["model"], options) if "images" in options else resumable
         result = run(config["model"], **arguments, **callbacks)
+        if "images" in options and not force:  # what they are is known once they are read
+            refuse_other_text(folder, result.record.text.sha256)
     except Interrupted as stop:
         if stop.result is not None and first_process():
             write_files(folder, config, stop.result, time.monotonic() - begun, files)

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -19,6 +19,9 @@ from rich.text import Text
 
 from ..files import first_process, mapping_in, os_sentence, output_folder, safe_name, sole_writer, to_yaml, write_text
 from ..words import duration, from_where, nobody
+
+if TYPE_CHECKING:
+    from ..records import Measurement
 
 # Names of models, texts and folders must not be read as markup, nor a ":train:" in them as an emoji.
 out = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
@@ -46,9 +49,7 @@ def fresh_folder(path: Path, kind: str, *, force: bool = False) -> Iterator[Path
     with contextlib.suppress(Damaged):  # its kind is unknown; `force` replaces it
         check_folder(path, kind)
     if (path / "result.json").exists() and not force:
-        raise ValueError(
-            f"{str(path)!r} already holds a result: choose another folder with --out, or replace it with --force."
-        )
+        raise kept_there(path, "a result")
     with output_folder(path), sole_writer(path) if first_process() else contextlib.nullcontext():
         yield path
 
@@ -59,7 +60,7 @@ def writing(folder: Path) -> contextlib.AbstractContextManager[None]:
     return os_sentence(what, "choose another folder with --out")
 
 
-def write_origin(folder: Path, config: dict[str, Any], seconds: float, **more: str) -> None:
+def write_origin(folder: Path, config: dict[str, Any], seconds: float, **more: Any) -> None:
     """Write config.yaml, the command that made a result, and run.json, what may differ when it is made again: the
     seconds, the hardware, and `more`."""
     from ..models import hardware, pick_device
@@ -75,20 +76,49 @@ def same_command(folder: Path, config: dict[str, Any]) -> bool:
     return all(stored.get(key) == value for key, value in config.items() if key not in ELSEWHERE)
 
 
-def check_text(folder: Path, sha256: str) -> None:
-    """Refuse to replace the measurement in a folder, if there is one, by one of another text."""
+def refuse_other_text(folder: Path, sha256: str) -> None:
+    """Refuse to replace the measurement in a folder, if there is one, by one of another text, or of other images."""
+    there = measurement_in(folder)
+    if there is not None and there.text.sha256 != sha256:
+        other = "other images" if "inputs" in there.settings else "another text"
+        raise kept_there(folder, f"a result of {other}, {from_where(there.text.name, there.text.source)}")
+
+
+def refuse_other_settings(folder: Path, new: Measurement) -> None:
+    """Refuse to replace the measurement in a folder, if there is one, by one with other settings."""
+    there = measurement_in(folder)
+    if there is not None and (other := differing(settings_of(there), settings_of(new))):
+        raise kept_there(folder, f"a result with other settings, {other}")
+
+
+def settings_of(record: Measurement) -> dict[str, Any]:
+    """The settings of a measurement, those aside that may differ when it is made again."""
+    settings = {key: value for key, value in record.settings.items() if key not in ELSEWHERE}
+    return settings | {"stack": record.model.stack, "dtype": record.model.dtype}
+
+
+def differing(there: dict[str, Any], new: dict[str, Any]) -> str:
+    """In words what differs between settings: "windows 3, now 4"; "" if nothing does."""
+    keys = [key for key in {**there, **new} if there.get(key) != new.get(key)]
+    return ", ".join(f"{key} {there.get(key)}, now {new.get(key)}" for key in keys)
+
+
+def measurement_in(folder: Path) -> Measurement | None:
+    """The measurement in a folder; None if there is none, or a damaged one."""
     from ..records import Measurement, read
 
     try:
         there = read(folder)
-    except (ValueError, OSError):  # none, or damaged
-        return
-    if isinstance(there, Measurement) and there.text.sha256 != sha256:
-        other = from_where(there.text.name, there.text.source)
-        raise ValueError(
-            f"{str(folder)!r} already holds a result of another text, {other}: choose another folder with --out, or "
-            "replace it with --force."
-        )
+    except (ValueError, OSError):
+        return None
+    return there if isinstance(there, Measurement) else None
+
+
+def kept_there(folder: Path, what: str) -> ValueError:
+    """The error for a result that would be replaced."""
+    return ValueError(
+        f"{str(folder)!r} already holds {what}: choose another folder with --out, or replace it with --force."
+    )
 
 
 @contextlib.contextmanager
