@@ -305,8 +305,10 @@ def test_a_column_without_text_is_said_to_be_one(tmp_path):
 
 def test_what_a_folder_says_of_its_texts_is_none_of_them(tmp_path):
     """A README was a document, and a licence; one that is named by itself is read."""
-    texts = ("a.txt", "b.md", "c.raw", "d.tokens", "licensed.txt", "readmes.txt", "readme.jsonl")
-    about = ("COPYING.txt.gz", "LICENSE-2.0.txt", "README.md", "Readme_fr.txt", "licence.md")
+    texts = ("Licence to Kill.txt", "a.txt", "b.md", "c.raw", "d.tokens", "licence-to-kill.md", "licensed.txt")
+    texts += ("readmes.txt", "readme.jsonl")
+    about = ("COPYING.txt.gz", "LICENSE-2.0.txt", "LICENSE-BSD-3-Clause.txt", "LICENSE.apache.txt", "README.md")
+    about += ("README.zh-CN.md", "Readme_fr.txt", "licence.md")
     for name in (*texts, *about, ".hidden.txt", "LICENSE", "e.py"):
         pack = gzip.compress if name.endswith(".gz") else bytes
         (tmp_path / name).write_bytes(pack(b'"readme.jsonl"' if name == "readme.jsonl" else name.encode()))

@@ -26,7 +26,8 @@ TABLES = {".csv": ",", ".tsv": "\t"}
 PLAIN = {"", ".txt", ".raw", ".md", ".tokens"}
 READABLE = {*PLAIN, ".jsonl", ".json", ".parquet", *TABLES}
 KINDS = ".txt, .md, .raw, .tokens, .jsonl, .json, .csv, .tsv or .parquet"
-ABOUT = re.compile(r"(readme|licen[cs]e|copying)(?![a-z])", re.IGNORECASE)  # what a folder says of its texts
+KIND_OF = r"[-_.][^\W_]+([-_.](\d\S*|[a-z]{2}))?"  # README.zh-CN, LICENSE-BSD-3-Clause; no further words
+ABOUT = re.compile(rf"(readme|licen[cs]e|copying)({KIND_OF})?(\.\w+){{0,2}}", re.IGNORECASE)  # of a folder's texts
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 BEGINNING = 1 << 20  # bytes, in which a Latin-1 text nearly always has a letter that is not valid UTF-8
 LARGEST = 1 << 30  # bytes of an unpacked file: a few kilobytes of .xz may unpack to more than any memory
@@ -52,7 +53,7 @@ def _in_folder(folder: Path) -> tuple[list[Path], list[str]]:
     """Return the texts in a folder, hidden files aside, and the names of what is about them, a README or a licence."""
     files = sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith("."))
     files = [file for file in files if ending_of(file) in READABLE - {""}]
-    about = [file for file in files if ending_of(file) in PLAIN and ABOUT.match(file.name)]
+    about = [file for file in files if ending_of(file) in PLAIN and ABOUT.fullmatch(file.name)]
     return [file for file in files if file not in about], [file.name for file in about]
 
 
