@@ -309,19 +309,24 @@ def test_what_a_folder_says_of_its_texts_is_none_of_them(tmp_path):
     texts += ("readmes.txt", "readme.jsonl")
     about = ("COPYING.txt.gz", "LICENSE-2.0.txt", "LICENSE-BSD-3-Clause.txt", "LICENSE.apache.txt", "README.md")
     about += ("README.zh-CN.md", "Readme_fr.txt", "licence.md")
-    for name in (*texts, *about, ".hidden.txt", "LICENSE", "e.py"):
+    unread = ("0.pdf", "1.pdf", "2.pdf", "3.pdf", "e.py", "notes")
+    for name in (*texts, *about, *unread, ".hidden.txt", "LICENSE"):
         pack = gzip.compress if name.endswith(".gz") else bytes
         (tmp_path / name).write_bytes(pack(b'"readme.jsonl"' if name == "readme.jsonl" else name.encode()))
     found = open_text(tmp_path)
     assert sorted(found.documents) == sorted(texts)
-    assert found.notes == (f"left out, as they are about the folder's texts: {', '.join(about)}.",)
+    kinds = ".txt, .md, .raw, .tokens, .jsonl, .json, .csv, .tsv or .parquet"
+    assert found.notes == (
+        f"left out, as they are about the folder's texts: {', '.join(about)}.",
+        f"left out, as they are no {kinds} files: 0.pdf, 1.pdf, 2.pdf, 3.pdf, e.py and 1 more.",
+    )
     assert open_text(tmp_path / "README.md").documents == ("README.md",)
     before = fingerprint([str(tmp_path)], tmp_path / "cache", None)
     (tmp_path / "README.md").write_text("other words")
     assert fingerprint([str(tmp_path)], tmp_path / "cache", None) == before, "tokens that are kept are still those"
     for name in (*texts, *about[1:]):
         (tmp_path / name).unlink()
-    with pytest.raises(FileNotFoundError, match=r"must hold \.txt, \.md, .* got only COPYING\.txt\.gz: put"):
+    with pytest.raises(FileNotFoundError, match=r"must hold \.txt, \.md, .* got only COPYING\.txt\.gz, 0\.pdf, .* more: put"):
         open_text(tmp_path)
 
 

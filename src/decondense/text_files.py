@@ -18,17 +18,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .words import nearest
+from .words import first_few, nearest
 
 FIELDS = ("text", "content", "context", "long_answer")
 NAMING = "(--column, column=; for train and evaluate call it 'text')"
 TABLES = {".csv": ",", ".tsv": "\t"}
 PLAIN = {"", ".txt", ".raw", ".md", ".tokens"}
-READABLE = {*PLAIN, ".jsonl", ".json", ".parquet", *TABLES}
+ROWS = {".jsonl", ".json", ".parquet", *TABLES}
+READABLE = {*PLAIN, *ROWS}
 KINDS = ".txt, .md, .raw, .tokens, .jsonl, .json, .csv, .tsv or .parquet"
 KIND_OF = r"[-_.][^\W_]+([-_.](\d\S*|[a-z]{2}))?"  # README.zh-CN, LICENSE-BSD-3-Clause; no further words
 ABOUT = re.compile(rf"(readme|licen[cs]e|copying)({KIND_OF})?(\.\w+){{0,2}}", re.IGNORECASE)  # of a folder's texts
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+FEW = 5  # names in a note
 BEGINNING = 1 << 20  # bytes, in which a Latin-1 text nearly always has a letter that is not valid UTF-8
 LARGEST = 1 << 30  # bytes of an unpacked file: a few kilobytes of .xz may unpack to more than any memory
 
@@ -36,9 +38,9 @@ LARGEST = 1 << 30  # bytes of an unpacked file: a few kilobytes of .xz may unpac
 def files_of(path: Path) -> list[Path]:
     """Return the files of a text without reading them: those in a folder, or the file itself."""
     if path.is_dir():
-        files, about = _in_folder(path)
+        files, about, unread = _in_folder(path)
         if not files:
-            got = f"only {', '.join(about)}" if about else "none"
+            got = f"only {first_few([*about, *unread], FEW)}" if about or unread else "none"
             raise FileNotFoundError(
                 f"the folder {str(path)!r} must hold {KINDS} files (or .gz, .xz), got {got}: put some there, or name a "
                 "file."
@@ -49,12 +51,17 @@ def files_of(path: Path) -> list[Path]:
     return [path]
 
 
-def _in_folder(folder: Path) -> tuple[list[Path], list[str]]:
-    """Return the texts in a folder, hidden files aside, and the names of what is about them, a README or a licence."""
-    files = sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith("."))
-    files = [file for file in files if ending_of(file) in READABLE - {""}]
-    about = [file for file in files if ending_of(file) in PLAIN and ABOUT.fullmatch(file.name)]
-    return [file for file in files if file not in about], [file.name for file in about]
+def _in_folder(folder: Path) -> tuple[list[Path], list[str], list[str]]:
+    """Return the texts in a folder, hidden files aside, and the names of two other kinds: what is about them, a README
+    or a licence, and what is not read."""
+    texts, about, unread = [], [], []
+    for file in sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")):
+        says = ABOUT.fullmatch(file.name) and ending_of(file) not in ROWS
+        if ending_of(file) in READABLE - {""}:
+            about.append(file.name) if says else texts.append(file)
+        elif not says:
+            unread.append(file.name)
+    return texts, about, unread
 
 
 def read_documents(path: Path, *, column: str | None = None) -> tuple[list[str], list[str]]:
@@ -63,8 +70,9 @@ def read_documents(path: Path, *, column: str | None = None) -> tuple[list[str],
     files = files_of(path)
     if path.is_dir():
         per_file = [read_documents(file, column=column) for file in files]
-        about = _in_folder(path)[1]
+        _, about, unread = _in_folder(path)
         left_out = [f"left out, as they are about the folder's texts: {', '.join(about)}."] if about else []
+        left_out += [f"left out, as they are no {KINDS} files: {first_few(unread, FEW)}."] if unread else []
         return [d for documents, _ in per_file for d in documents], [n for _, some in per_file for n in some] + left_out
     ending, where = ending_of(path), repr(str(path))
     rows: Iterable[Any]
