@@ -19,7 +19,7 @@ from decondense import text as texts
 from decondense.models import load_tokenizer, resolve
 from decondense.text import Text, check_text, iterate_documents, open_text
 from decondense.text_files import BEGINNING
-from decondense.train.token_files import fingerprint
+from decondense.train.token_files import text_identity
 from decondense.windows import _word_start, draw_windows
 
 DOCUMENTS = ["The first document, with a line\u2028separator.", "The second one.", "Ünïcode третий"]
@@ -321,12 +321,12 @@ def test_what_a_folder_says_of_its_texts_is_none_of_them(tmp_path):
         f"left out, as they are no {kinds} files: 0.pdf, 1.pdf, 2.pdf, 3.pdf, e.py and 1 more.",
     )
     assert open_text(tmp_path / "README.md").documents == ("README.md",)
-    before = fingerprint([str(tmp_path)], tmp_path / "cache", None)
+    before = text_identity([str(tmp_path)], tmp_path / "cache", None)
     (tmp_path / "README.md").write_text("other words")
-    assert fingerprint([str(tmp_path)], tmp_path / "cache", None) == before, "tokens that are kept are still those"
+    assert text_identity([str(tmp_path)], tmp_path / "cache", None) == before, "tokens that are kept are still those"
     for name in (*texts, *about[1:]):
         (tmp_path / name).unlink()
-    with pytest.raises(FileNotFoundError, match=r"must hold \.txt, \.md, .* got only COPYING\.txt\.gz, 0\.pdf, .* more: put"):
+    with pytest.raises(FileNotFoundError, match=r"must hold \.txt, .* got only COPYING\.txt\.gz, 0\.pdf, .*: put"):
         open_text(tmp_path)
 
 
