@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import gzip
 import io
 import itertools
@@ -238,6 +239,19 @@ def test_the_fields_of_rows_are_told_from_the_beginning_alone(tmp_path):
                 if column == "body" and path.name not in ("c.csv", "f.json"):  # which are only read whole
                     refused.enter_context(pytest.raises(ValueError, match="got the columns body: name the column"))
                 check_text(str(path), data=None)
+
+
+def test_a_table_whose_first_line_is_long_is_read_from_its_beginning_too(tmp_path):
+    """The csv module reads cells of 128 kB unless it is told otherwise."""
+    rows = "hello,1\n" * 150_000
+    for column in ("text", "body"):
+        (tmp_path / "a.csv").write_text(f"{column},{'x' * 200_000}\n{rows}")
+        csv.field_size_limit(1 << 17)
+        with contextlib.ExitStack() as refused:
+            if column == "body":
+                words = f"got the columns body, {'x' * 80}: name the column"
+                refused.enter_context(pytest.raises(ValueError, match=words))
+            check_text(str(tmp_path / "a.csv"), data=None)
 
 
 @pytest.mark.parametrize(

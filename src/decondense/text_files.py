@@ -34,6 +34,8 @@ FEW = 5  # names in a note
 BEGINNING = 1 << 20  # bytes, in which a Latin-1 text nearly always has a letter that is not valid UTF-8
 LARGEST = 1 << 30  # bytes of an unpacked file: a few kilobytes of .xz may unpack to more than any memory
 
+DAMAGE = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, UnicodeError, json.JSONDecodeError, csv.Error)
+
 
 def files_of(path: Path) -> list[Path]:
     """Return the files of a text without reading them: those in a folder, or the file itself."""
@@ -117,8 +119,7 @@ def read_beginning(path: Path) -> list[str]:
         elif ending in TABLES and not cut:
             rows = _table_rows(decoded(head, path.name)[0], TABLES[ending], where)
         elif ending in TABLES and not head.startswith(UTF_16):
-            names = csv.DictReader(io.StringIO(decoded(lines, path.name)[0], newline=""), delimiter=TABLES[ending])
-            rows = [dict.fromkeys(names.fieldnames or FIELDS)]
+            rows = [dict.fromkeys(_table(decoded(lines, path.name)[0], TABLES[ending]).fieldnames or FIELDS)]
         for _ in row_documents(rows, None, where=where):
             pass
     return notes
@@ -128,7 +129,7 @@ def read_beginning(path: Path) -> list[str]:
 def _undamaged(path: Path) -> Iterator[None]:
     try:
         yield
-    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, UnicodeError, json.JSONDecodeError) as error:
+    except DAMAGE as error:
         raise ValueError(
             f"{str(path)!r} could not be read as {ending_of(path) or 'text'} in UTF-8: {error}; the file is damaged."
         ) from error
@@ -137,8 +138,7 @@ def _undamaged(path: Path) -> Iterator[None]:
 def _table_rows(content: str, delimiter: str, where: str) -> Iterator[dict[Any, Any]]:
     """Yield the rows of a table. One with more cells than the first line has names is refused: a document with an
     unquoted comma would lose what follows it."""
-    csv.field_size_limit(LARGEST)  # documents may be longer than csv's limit of 128 kB for a cell
-    reader = csv.DictReader(io.StringIO(content, newline=""), delimiter=delimiter)
+    reader = _table(content, delimiter)
     begins = ends = 0  # lines before and after the last row
     for row in reader:
         begins, ends = ends, reader.line_num
@@ -149,6 +149,11 @@ def _table_rows(content: str, delimiter: str, where: str) -> Iterator[dict[Any, 
             )
         yield row
     check_quotes(content, delimiter, where, begins)
+
+
+def _table(content: str, delimiter: str) -> csv.DictReader[str]:
+    csv.field_size_limit(LARGEST)  # documents may be longer than csv's limit of 128 kB for a cell
+    return csv.DictReader(io.StringIO(content, newline=""), delimiter=delimiter)
 
 
 def check_quotes(content: str, delimiter: str, where: str, begins: int = 0) -> None:
@@ -179,11 +184,11 @@ def row_documents(rows: Iterable[Any], column: str | None, *, where: str) -> Ite
             if not _is_document(document):
                 raise ValueError(
                     f"column {fields[0]!r} of {where} must hold strings, got {type(document).__name__}: name another "
-                    f"{NAMING} of {', '.join(map(str, row))}."
+                    f"{NAMING} of {_columns(row)}."
                 )
         else:
             if isinstance(row, dict):
-                got = f"the columns {', '.join(map(str, row))}"
+                got = f"the columns {_columns(row)}"
                 remedy = f"name the column that holds the text {NAMING}"
             elif isinstance(row, str):
                 got, remedy = f"a string in row {number}", f"leave out column, {column!r}"
@@ -195,6 +200,10 @@ def row_documents(rows: Iterable[Any], column: str | None, *, where: str) -> Ite
                 f"{remedy}."
             )
         yield document if isinstance(document, str) else None
+
+
+def _columns(row: dict[Any, Any]) -> str:
+    return first_few([str(name)[:80] for name in row], 20)
 
 
 def complete(of_rows: Iterable[str | None], name: str) -> tuple[list[str], list[str]]:
