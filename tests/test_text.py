@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import gzip
 import io
 import itertools
@@ -19,7 +20,7 @@ from decondense import text as texts
 from decondense.models import load_tokenizer, resolve
 from decondense.text import Text, check_text, iterate_documents, open_text
 from decondense.text_files import BEGINNING
-from decondense.train.token_files import fingerprint
+from decondense.train.token_files import text_identity
 from decondense.windows import _word_start, draw_windows
 
 DOCUMENTS = ["The first document, with a line\u2028separator.", "The second one.", "Ünïcode третий"]
@@ -240,6 +241,19 @@ def test_the_fields_of_rows_are_told_from_the_beginning_alone(tmp_path):
                 check_text(str(path), data=None)
 
 
+def test_a_table_whose_first_line_is_long_is_read_from_its_beginning_too(tmp_path):
+    """The csv module reads cells of 128 kB unless it is told otherwise."""
+    rows = "hello,1\n" * 150_000
+    for column in ("text", "body"):
+        (tmp_path / "a.csv").write_text(f"{column},{'x' * 200_000}\n{rows}")
+        csv.field_size_limit(1 << 17)
+        with contextlib.ExitStack() as refused:
+            if column == "body":
+                words = f"got the columns body, {'x' * 80}: name the column"
+                refused.enter_context(pytest.raises(ValueError, match=words))
+            check_text(str(tmp_path / "a.csv"), data=None)
+
+
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
@@ -305,21 +319,28 @@ def test_a_column_without_text_is_said_to_be_one(tmp_path):
 
 def test_what_a_folder_says_of_its_texts_is_none_of_them(tmp_path):
     """A README was a document, and a licence; one that is named by itself is read."""
-    texts = ("a.txt", "b.md", "c.raw", "d.tokens", "licensed.txt", "readmes.txt", "readme.jsonl")
-    about = ("COPYING.txt.gz", "LICENSE-2.0.txt", "README.md", "Readme_fr.txt", "licence.md")
-    for name in (*texts, *about, ".hidden.txt", "LICENSE", "e.py"):
+    texts = ("Licence to Kill.txt", "a.txt", "b.md", "c.raw", "d.tokens", "licence-to-kill.md", "licensed.txt")
+    texts += ("readmes.txt", "readme.jsonl")
+    about = ("COPYING.txt.gz", "LICENSE-2.0.txt", "LICENSE-BSD-3-Clause.txt", "LICENSE.apache.txt", "README.md")
+    about += ("README.zh-CN.md", "Readme_fr.txt", "licence.md")
+    unread = ("0.pdf", "1.pdf", "2.pdf", "3.pdf", "e.py", "notes")
+    for name in (*texts, *about, *unread, ".hidden.txt", "LICENSE"):
         pack = gzip.compress if name.endswith(".gz") else bytes
         (tmp_path / name).write_bytes(pack(b'"readme.jsonl"' if name == "readme.jsonl" else name.encode()))
     found = open_text(tmp_path)
     assert sorted(found.documents) == sorted(texts)
-    assert found.notes == (f"left out, as they are about the folder's texts: {', '.join(about)}.",)
+    kinds = ".txt, .md, .raw, .tokens, .jsonl, .json, .csv, .tsv or .parquet"
+    assert found.notes == (
+        f"left out, as they are about the folder's texts: {', '.join(about)}.",
+        f"left out, as they are no {kinds} files: 0.pdf, 1.pdf, 2.pdf, 3.pdf, e.py and 1 more.",
+    )
     assert open_text(tmp_path / "README.md").documents == ("README.md",)
-    before = fingerprint([str(tmp_path)], tmp_path / "cache", None)
+    before = text_identity([str(tmp_path)], tmp_path / "cache", None)
     (tmp_path / "README.md").write_text("other words")
-    assert fingerprint([str(tmp_path)], tmp_path / "cache", None) == before, "tokens that are kept are still those"
+    assert text_identity([str(tmp_path)], tmp_path / "cache", None) == before, "tokens that are kept are still those"
     for name in (*texts, *about[1:]):
         (tmp_path / name).unlink()
-    with pytest.raises(FileNotFoundError, match=r"must hold \.txt, \.md, .* got only COPYING\.txt\.gz: put"):
+    with pytest.raises(FileNotFoundError, match=r"must hold \.txt, .* got only COPYING\.txt\.gz, 0\.pdf, .*: put"):
         open_text(tmp_path)
 
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from . import hub
 from .files import AnyPath, packaged_file
-from .text_files import TABLES, complete, decoded, ending_of, files_of, read_beginning, read_documents, row_documents
+from .text_files import ROWS, complete, decoded, ending_of, files_of, read_beginning, read_documents, row_documents
 from .words import near, nearest, neighbours, quoted, warn
 
 
@@ -184,7 +184,7 @@ def _has_columns(spec: str) -> bool:
     """Whether the text is a file with columns or fields, or a folder that holds one."""
     if spec == "-" or _named(spec) is not None:
         return False
-    return any(ending_of(file) in (*TABLES, ".jsonl", ".json", ".parquet") for file in files_of(_path(spec)))
+    return any(ending_of(file) in ROWS for file in files_of(_path(spec)))
 
 
 def check_text(spec: str, *, data: AnyPath | None) -> None:

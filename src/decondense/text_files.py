@@ -18,26 +18,31 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .words import nearest
+from .words import first_few, nearest
 
 FIELDS = ("text", "content", "context", "long_answer")
 NAMING = "(--column, column=; for train and evaluate call it 'text')"
 TABLES = {".csv": ",", ".tsv": "\t"}
 PLAIN = {"", ".txt", ".raw", ".md", ".tokens"}
-READABLE = {*PLAIN, ".jsonl", ".json", ".parquet", *TABLES}
+ROWS = {".jsonl", ".json", ".parquet", *TABLES}
+READABLE = {*PLAIN, *ROWS}
 KINDS = ".txt, .md, .raw, .tokens, .jsonl, .json, .csv, .tsv or .parquet"
-ABOUT = re.compile(r"(readme|licen[cs]e|copying)(?![a-z])", re.IGNORECASE)  # what a folder says of its texts
+KIND_OF = r"[-_.][^\W_]+([-_.](\d\S*|[a-z]{2}))?"  # README.zh-CN, LICENSE-BSD-3-Clause; no further words
+ABOUT = re.compile(rf"(readme|licen[cs]e|copying)({KIND_OF})?(\.\w+){{0,2}}", re.IGNORECASE)  # of a folder's texts
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+FEW = 5  # names in a note
 BEGINNING = 1 << 20  # bytes, in which a Latin-1 text nearly always has a letter that is not valid UTF-8
 LARGEST = 1 << 30  # bytes of an unpacked file: a few kilobytes of .xz may unpack to more than any memory
+
+DAMAGE = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, UnicodeError, json.JSONDecodeError, csv.Error)
 
 
 def files_of(path: Path) -> list[Path]:
     """Return the files of a text without reading them: those in a folder, or the file itself."""
     if path.is_dir():
-        files, about = _in_folder(path)
+        files, about, unread = _in_folder(path)
         if not files:
-            got = f"only {', '.join(about)}" if about else "none"
+            got = f"only {first_few([*about, *unread], FEW)}" if about or unread else "none"
             raise FileNotFoundError(
                 f"the folder {str(path)!r} must hold {KINDS} files (or .gz, .xz), got {got}: put some there, or name a "
                 "file."
@@ -48,12 +53,17 @@ def files_of(path: Path) -> list[Path]:
     return [path]
 
 
-def _in_folder(folder: Path) -> tuple[list[Path], list[str]]:
-    """Return the texts in a folder, hidden files aside, and the names of what is about them, a README or a licence."""
-    files = sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith("."))
-    files = [file for file in files if ending_of(file) in READABLE - {""}]
-    about = [file for file in files if ending_of(file) in PLAIN and ABOUT.match(file.name)]
-    return [file for file in files if file not in about], [file.name for file in about]
+def _in_folder(folder: Path) -> tuple[list[Path], list[str], list[str]]:
+    """Return the texts in a folder, hidden files aside, and the names of two other kinds: what is about them, a README
+    or a licence, and what is not read."""
+    texts, about, unread = [], [], []
+    for file in sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")):
+        says = ABOUT.fullmatch(file.name) and ending_of(file) not in ROWS
+        if ending_of(file) in READABLE - {""}:
+            about.append(file.name) if says else texts.append(file)
+        elif not says:
+            unread.append(file.name)
+    return texts, about, unread
 
 
 def read_documents(path: Path, *, column: str | None = None) -> tuple[list[str], list[str]]:
@@ -62,8 +72,9 @@ def read_documents(path: Path, *, column: str | None = None) -> tuple[list[str],
     files = files_of(path)
     if path.is_dir():
         per_file = [read_documents(file, column=column) for file in files]
-        about = _in_folder(path)[1]
+        _, about, unread = _in_folder(path)
         left_out = [f"left out, as they are about the folder's texts: {', '.join(about)}."] if about else []
+        left_out += [f"left out, as they are no {KINDS} files: {first_few(unread, FEW)}."] if unread else []
         return [d for documents, _ in per_file for d in documents], [n for _, some in per_file for n in some] + left_out
     ending, where = ending_of(path), repr(str(path))
     rows: Iterable[Any]
@@ -108,8 +119,7 @@ def read_beginning(path: Path) -> list[str]:
         elif ending in TABLES and not cut:
             rows = _table_rows(decoded(head, path.name)[0], TABLES[ending], where)
         elif ending in TABLES and not head.startswith(UTF_16):
-            names = csv.DictReader(io.StringIO(decoded(lines, path.name)[0], newline=""), delimiter=TABLES[ending])
-            rows = [dict.fromkeys(names.fieldnames or FIELDS)]
+            rows = [dict.fromkeys(_table(decoded(lines, path.name)[0], TABLES[ending]).fieldnames or FIELDS)]
         for _ in row_documents(rows, None, where=where):
             pass
     return notes
@@ -119,7 +129,7 @@ def read_beginning(path: Path) -> list[str]:
 def _undamaged(path: Path) -> Iterator[None]:
     try:
         yield
-    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, UnicodeError, json.JSONDecodeError) as error:
+    except DAMAGE as error:
         raise ValueError(
             f"{str(path)!r} could not be read as {ending_of(path) or 'text'} in UTF-8: {error}; the file is damaged."
         ) from error
@@ -128,8 +138,7 @@ def _undamaged(path: Path) -> Iterator[None]:
 def _table_rows(content: str, delimiter: str, where: str) -> Iterator[dict[Any, Any]]:
     """Yield the rows of a table. One with more cells than the first line has names is refused: a document with an
     unquoted comma would lose what follows it."""
-    csv.field_size_limit(LARGEST)  # documents may be longer than csv's limit of 128 kB for a cell
-    reader = csv.DictReader(io.StringIO(content, newline=""), delimiter=delimiter)
+    reader = _table(content, delimiter)
     begins = ends = 0  # lines before and after the last row
     for row in reader:
         begins, ends = ends, reader.line_num
@@ -140,6 +149,11 @@ def _table_rows(content: str, delimiter: str, where: str) -> Iterator[dict[Any, 
             )
         yield row
     check_quotes(content, delimiter, where, begins)
+
+
+def _table(content: str, delimiter: str) -> csv.DictReader[str]:
+    csv.field_size_limit(LARGEST)  # documents may be longer than csv's limit of 128 kB for a cell
+    return csv.DictReader(io.StringIO(content, newline=""), delimiter=delimiter)
 
 
 def check_quotes(content: str, delimiter: str, where: str, begins: int = 0) -> None:
@@ -170,11 +184,11 @@ def row_documents(rows: Iterable[Any], column: str | None, *, where: str) -> Ite
             if not _is_document(document):
                 raise ValueError(
                     f"column {fields[0]!r} of {where} must hold strings, got {type(document).__name__}: name another "
-                    f"{NAMING} of {', '.join(map(str, row))}."
+                    f"{NAMING} of {_columns(row)}."
                 )
         else:
             if isinstance(row, dict):
-                got = f"the columns {', '.join(map(str, row))}"
+                got = f"the columns {_columns(row)}"
                 remedy = f"name the column that holds the text {NAMING}"
             elif isinstance(row, str):
                 got, remedy = f"a string in row {number}", f"leave out column, {column!r}"
@@ -186,6 +200,10 @@ def row_documents(rows: Iterable[Any], column: str | None, *, where: str) -> Ite
                 f"{remedy}."
             )
         yield document if isinstance(document, str) else None
+
+
+def _columns(row: dict[Any, Any]) -> str:
+    return first_few([str(name)[:80] for name in row], 20)
 
 
 def complete(of_rows: Iterable[str | None], name: str) -> tuple[list[str], list[str]]:

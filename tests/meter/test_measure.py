@@ -125,6 +125,14 @@ def test_saving_and_loading(whole, tmp_path):
         (lambda r: r["states"][2].pop("mean_cosine"), "states.2.mean_cosine: field required"),
         (lambda r: r["model"].update(layers=90), "90 layers have 91 states"),
         (lambda r: r.update(more=1), "more: extra inputs"),
+        (lambda r: r["states"].pop(2), "states must be in order, none left out, and as many in counts"),
+        (lambda r: r["states"].pop(), "states must be in order, none left out, and as many in counts"),
+        (lambda r: r["histogram"]["counts"].pop(), "states must be in order, none left out, and as many in counts"),
+        (lambda r: r["windows"].pop(), "windows_done is 5, but windows has 4"),
+        (lambda r: r["per_window"]["mean_cosine"].pop(), r"windows_done is 5, but per_window\.mean_cosine has 4"),
+        (lambda r: r["per_window"]["mean_cosine"][3].__setitem__(1, 1.5), "between -1 and 1, got 1.5"),
+        (lambda r: r["states"][1].update(mean_cosine=-7.0), "between -1 and 1, got -7"),
+        (lambda r: r["states"][1].update(mean_cosine=float("-inf")), "between -1 and 1, got -inf"),
     ],
 )
 def test_a_file_that_does_not_fit_is_named_with_the_field(whole, tmp_path, change, field):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ from pydantic import Field, model_validator
 
 from .base import Count, Density, Number, Open, Part, Record, Section, known
 
+ROUNDING = 1e-3  # by which a mean cosine may exceed 1
 STATISTICS = ("spearman", "kendall", "slope", "last")  # of mean cosine over depth
 
 
@@ -107,6 +109,16 @@ class Measurement(Record, reads=("decondense.condensation/2", "decondense.conden
         tables += [self.released_histogram.counts] if self.released_histogram is not None else []
         if any(len(table) < least for table in tables) or not self.per_window.mean_cosine:
             raise ValueError(f"{self.model.layers} layers have {least} states: states, counts or per_window have fewer")
+        if {len(table) for table in tables} != {len(self.states)} or [state.state for state in self.states] != [
+            min(i, self.model.layers) for i in range(len(self.states))
+        ]:
+            raise ValueError("states must be in order, none left out, and as many in counts and in per_window")
+        of_windows = {"windows": self.windows, **{f"per_window.{key}": value for key, value in self.per_window}}
+        if wrong := [f"{name} has {len(rows)}" for name, rows in of_windows.items() if len(rows) != self.windows_done]:
+            raise ValueError(f"windows_done is {self.windows_done}, but {', '.join(wrong)}")
+        cosines = itertools.chain([state.mean_cosine for state in self.states], *self.per_window.mean_cosine)
+        if strange := [value for value in cosines if value is not None and abs(value) > 1 + ROUNDING]:
+            raise ValueError(f"a mean cosine must lie between -1 and 1, got {strange[0]:g}")
         lacking = [key for key in ("windows", "tokens", "last") if not isinstance(self.settings.get(key), int)]
         for key in dict.fromkeys(["all", *self.trend]):
             lacking += [f"{name} of {key}" for name in STATISTICS if name not in self.trend.get(key, {})]

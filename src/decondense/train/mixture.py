@@ -20,7 +20,7 @@ from ..words import Tell
 from .blocks import Blocks, join
 from .recipe import Recipe
 from .sections import Data, shares_of
-from .token_files import TokenFiles, fingerprint, look_writable_cache
+from .token_files import TokenFiles, look_writable_cache, text_identity
 
 # A local text of a mixture is tokenised beyond what the run needs, so that longer runs find the file: as far as a run
 # AHEAD times as long could need it, but no further than WHOLE tokens.
@@ -66,7 +66,7 @@ def contents(recipe: Recipe, cache: Path) -> dict[str, str]:
     network, are left out: nothing is known of their content."""
     data = recipe.data
     names = [*_training_shares(data), *([] if data.held_out is None else shares_of(data.held_out))]
-    prints = {name: fingerprint([name], cache, data.folder) for name in names}
+    prints = {name: text_identity([name], cache, data.folder) for name in names}
     known = {name: made for name, made in prints.items() if made not in ([[]], [[name, None]])}
     return {name: hashlib.sha256(json.dumps(made).encode()).hexdigest() for name, made in known.items()}
 

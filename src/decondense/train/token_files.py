@@ -101,7 +101,7 @@ class TokenFiles:
         probe = self.tokenizer("The key, 1234: naïve — \n\n def f(x):", add_special_tokens=False)["input_ids"]
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         rules = "" if backend is None else hashlib.sha256(backend.to_str().encode()).hexdigest()
-        content = fingerprint(self.texts, self.cache, self.data)
+        content = text_identity(self.texts, self.cache, self.data)
         budget = (self.tokens, self.documents)
         what = [
             [VERSION, content, wanted, len(self.tokenizer), probe, rules, separator_of(self.tokenizer)]
@@ -239,7 +239,7 @@ def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def fingerprint(names: list[str], cache: Path, data: str | None) -> list[Any]:
+def text_identity(names: list[str], cache: Path, data: str | None) -> list[Any]:
     """What identifies the content of texts: the name of a named text (of pydoc, with the version of Python), and the
     sha256 of its file where it is here; name and sha256 of local files."""
     prints: list[Any] = []

@@ -22,7 +22,7 @@ from .. import models
 from ..files import write_text
 from ..words import nearest
 from .sections import Data, TrainedTokenizer, shares_of
-from .token_files import cached, documents_of, fingerprint
+from .token_files import cached, documents_of, text_identity
 
 END = "<|endoftext|>"
 VERSION = 1
@@ -62,7 +62,7 @@ def train_bpe(documents: Iterator[str], size: int) -> Any:
 
 def _learnt(wanted: TrainedTokenizer, data: Data, cache: Path) -> Any:
     shares = shares_of(data.text)
-    what = [VERSION, fingerprint(list(shares), cache, data.folder), list(shares.values()), wanted.model_dump()]
+    what = [VERSION, text_identity(list(shares), cache, data.folder), list(shares.values()), wanted.model_dump()]
     key = f"bpe-{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:20]}"
     file = cache / f"{key}.json"
 
