@@ -1,4 +1,4 @@
-"""Small random models of every kind of stack, built from configurations, and a small measurement."""
+"""Small random models of every kind of stack, built from configurations, a padded batch, and a small measurement."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import transformers as tf
 
 LLAMA = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 97}
 SMALL = {"windows": 5, "tokens": 40, "seed": 3, "bootstrap": 200}
+LENGTHS = (9, 4, 1, 6, 7)
 
 
 def configurations() -> dict[str, Any]:
@@ -27,3 +28,9 @@ def build(name: str) -> Any:
             setattr(config, token, 1)
     torch.manual_seed(0)
     return tf.AutoModel.from_config(config).eval()
+
+
+def padded() -> dict[str, torch.Tensor]:
+    ids = torch.randint(3, 97, (5, 9), generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(9) < torch.tensor(LENGTHS)[:, None]).long()
+    return {"input_ids": ids * mask, "attention_mask": mask}
