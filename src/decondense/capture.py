@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
+from .inputs import labelled
+
 Known = tuple[Tensor, Tensor, Tensor | None]  # a state; its loss and its mean cosines, (1, batch) each
 
 
@@ -54,16 +56,16 @@ class Capture:
         return False
 
     def targets(self, labels: Any, sides: Sequence[str]) -> None:
-        """Derive missing decoder masks from the labels: targets are padded with −100, and where there is no label there
-        is no token. `sides`, one per state or one for all, tells which are the decoder's; given masks stay, and labels
-        that are not one for each token, such as boxes in an image, say nothing."""
-        for i, side in enumerate(sides if isinstance(labels, Tensor) else ()):
-            if side == "decoder" and self.mask_of(i) is None and labels.shape == self.states[i].shape[:2]:
-                labelled = labels.to(self.states[i].device).ne(-100)
+        """Derive missing decoder masks from the labels (`labelled`); given masks stay. `sides`, one per state or one
+        for all, tells which are the decoder's."""
+        for i, side in enumerate(sides):
+            if side != "decoder" or self.mask_of(i) is not None:
+                continue
+            if (mask := labelled(labels, self.states[i])) is not None:
                 if self.masks is None:
-                    self.attention_mask = labelled
+                    self.attention_mask = mask
                 else:
-                    self.masks[i] = labelled
+                    self.masks[i] = mask
 
 
 class Hook(partial):

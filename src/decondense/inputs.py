@@ -247,10 +247,9 @@ def arguments(model: Any, batch: dict[str, Any], *, stack: str = "decoder") -> d
     return given | no_cache
 
 
-def labelled(given: dict[str, Any], labels: Any) -> Tensor | None:
-    """Where the tokens that a decoder is given have a label: targets are padded with −100. None unless the labels are
-    (batch, tokens), one for each."""
-    read = next((given[key] for key in ("decoder_input_ids", "decoder_inputs_embeds") if key in given), None)
-    if not isinstance(labels, Tensor) or read is None or labels.shape != read.shape[:2]:
+def labelled(labels: Any, read: Tensor) -> Tensor | None:
+    """Where the tokens that a decoder reads, (batch, tokens, …), have a label: targets are padded with −100, and where
+    there is no label there is no token. None where labels, such as boxes in an image, are not one for each token."""
+    if not isinstance(labels, Tensor) or labels.shape != read.shape[:2]:
         return None
     return labels.to(read.device).ne(-100)

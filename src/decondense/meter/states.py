@@ -79,7 +79,10 @@ class StateReader:
         """Return (batch, tokens), true where a token is not padding; None where the batch says nothing of padding."""
         inputs, decodes = self._inputs(batch), self.stack == "decoder"
         mask = token_mask(inputs, "decoder_" if decodes else "")
-        return labelled(inputs, batch.get("labels")) if mask is None and decodes else mask
+        if mask is not None or not decodes:
+            return mask
+        read = inputs["decoder_input_ids" if "decoder_input_ids" in inputs else "decoder_inputs_embeds"]
+        return labelled(batch.get("labels"), read)
 
     def _inputs(self, batch: Batch) -> Batch:
         inputs = arguments(self.whole, batch, stack=self.stack)
