@@ -1,4 +1,4 @@
-"""Small models for many tests, random but real architectures; test_kinds.py has every kind."""
+"""Small models for many tests, random but real architectures; kinds.py has every kind."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ from transformers import Trainer
 
 import decondense as dc
 from regularize import test_other_packages as others
+from regularize.kinds import KINDS, PAIR, Diffusion, build, pictures
 from regularize.models import llama, tokens
 from regularize.test_callback import axolotl, swift
-from regularize.test_kinds import KINDS, PAIR, Diffusion, build, pictures
 from regularize.test_training import Rows, arguments
 from regularize.test_trl import STAGES
 
