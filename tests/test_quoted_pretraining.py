@@ -11,6 +11,7 @@ from test_quoted_results import PLAIN, README, RESULTS, ROOT, STUDIES, estimate,
 
 from decondense.records import Training, read
 from decondense.stats.crossed import Crossed, crossed_macro
+from decondense.stats.significance import holm
 from decondense.stats.verdicts import signed
 from decondense.studies.contrasts import by_texts
 from decondense.studies.outcomes import paired_outcomes
@@ -24,6 +25,7 @@ NAMES = {
 }
 UNIFORM, GONE, DECORRELATED, DISPERSED = NAMES
 ROWS = {(row["loss"], row["model"], row["tokens"]): row for row in table("pretrain")}
+AT_ONE_RATE = DISPERSED, "gpt2", 32e7
 KEPT = runs("pretrain")
 
 
@@ -44,22 +46,28 @@ def test_table_of_effects():
             f"| {NAMES[loss]} | {where(model, tokens)} | {row['seeds']} | {f'**{effect}**' if p < 0.05 else effect} |"
         )
         assert f"{line} {p:.3f} |" in RESULTS
-    assert len(ROWS) == 24  # "the twenty-four comparisons"
-    assert "p is after Holm's correction for the twenty-four comparisons" in RESULTS
-    words = (
-        "Of twenty-four comparisons (one, with two seeds, is not drawn) eight are significant after correction: seven"
-    )
+    assert len(ROWS) == 25  # "the twenty-five comparisons"
+    assert "p is after Holm's correction for the twenty-five comparisons" in RESULTS
+    words = "Of twenty-five comparisons (one, with two seeds, is not drawn) seven are significant after correction: six"
     assert f"{words} harms and one gain." in README
     (missing,) = (cell for cell, row in ROWS.items() if row["seeds"] < 3)
     assert missing == (DISPERSED, "gpt2", 8e7)
     significant = {cell for cell, row in ROWS.items() if row["p_holm"] < 0.05}
-    harmful = (UNIFORM, DECORRELATED, DISPERSED)
     longer = {(loss, "llama", tokens) for loss in (UNIFORM, DISPERSED) for tokens in (16e7, 32e7)}
     gain = (DISPERSED, "gpt2 at 0.005", 16e7)
-    assert significant == {(loss, "llama", 8e7) for loss in harmful} | longer | {gain}
-    assert "Seven are harms, in every seed and every text: of uniformity, decorrelation and dispersion in" in RESULTS
+    assert significant == {(loss, "llama", 8e7) for loss in (UNIFORM, DECORRELATED)} | longer | {gain}
+    assert "Six are harms, in every seed and every text: of uniformity and decorrelation in the Llama with" in RESULTS
     assert "One is a gain, in every seed and every text too: dispersion's in the GPT2 at 0.005 with 160M." in RESULTS
-    for loss, model, tokens in significant:
+    last, before = (DISPERSED, "llama", 8e7), [row["p"] for row in ROWS.values() if row is not ROWS[AT_ONE_RATE]]
+    (once,) = {p for cell, p in zip((c for c in ROWS if c != AT_ONE_RATE), holm(before)) if cell == last}
+    words = (
+        "was significant while there were twenty-four comparisons (p = {:.3f}) and is by the twenty-fifth no longer."
+    )
+    assert words.format(once) in RESULTS
+    assert once < 0.05 < ROWS[last]["p_holm"]
+    log = " ".join((ROOT / "docs" / "studies-log.md").read_text(encoding="utf-8").split())
+    assert f"in the Llama with 80M went from {once:.3f} to {ROWS[last]['p_holm']:.3f}." in log
+    for loss, model, tokens in (*significant, last):
         arm, base = (KEPT[f"{name} · {model} · {tokens / 1e6:.0f}M"] for name in (loss, PLAIN))
         for seed, run in arm.items():
             pairs = list(zip(by_texts([base[seed]], [run]), range(5), strict=True))
@@ -81,8 +89,8 @@ def test_table_of_the_short_page():
             cells.append(f"**{effect}**" if cell in ROWS and ROWS[cell]["p_holm"] < 0.05 else effect)
         assert " ".join(f"| {where(model, tokens)} | {' | '.join(cells)} |".split()) in RESULTS
     short = (ROOT / "docs" / "pretraining.md").read_text(encoding="utf-8")
-    assert len(places) == short.count("| GPT2") + short.count("| Llama |") == 10
-    assert len(ROWS) == 24  # "all twenty-four comparisons: these and one of a loss that is taken away early"
+    assert len(places) == short.count("| GPT2") + short.count("| Llama |") == 11
+    assert len(ROWS) == 25  # "all twenty-five comparisons: these and one of a loss that is taken away early"
     assert sum(loss == GONE for loss, *_ in ROWS) == 1
     seeds = [row["seeds"] for row in ROWS.values()]
     assert (min(seeds), max(seeds)) == (2, 5)  # "over two to five seeds"
@@ -92,7 +100,7 @@ def test_the_smallest_budget_is_told_too():
     shown = [(UNIFORM, "gpt2"), (DISPERSED, "gpt2"), (UNIFORM, "llama"), (DISPERSED, "llama")]
     for loss, model in shown:
         assert f"| 40M: {told(loss, model, 4e7)}; 80M, own rates: " in RESULTS
-    assert f"; at one rate: 40M {told(DISPERSED, 'gpt2', 4e7)} |" in README
+    assert f"; at one rate: 320M {told(*AT_ONE_RATE)}; 40M {told(DISPERSED, 'gpt2', 4e7)} |" in README
 
 
 def test_what_the_demo_says_of_longer_trainings():
@@ -122,9 +130,11 @@ def test_verdict_and_advice():
     short, middle = told(DECORRELATED, "gpt2", 4e7), told(DECORRELATED, "gpt2 at 0.005", 16e7)
     assert f"| **do not count on it**: not significant | 40M: {short}; 160M: {middle}, own rates: " in RESULTS
     gained, unsteady = (told(DISPERSED, "gpt2 at 0.005", tokens) for tokens in (16e7, 32e7))
-    assert f"320M, one rate, 0.005: {unsteady}, three seeds, against cross-entropy at 0.003: " in RESULTS
+    words = f"320M, one rate, 0.003: {told(*AT_ONE_RATE)}, or 0.005: {unsteady}, three seeds, and at 0.005 against"
+    assert f"{words} cross-entropy at 0.003: " in RESULTS
     lead = re.findall(r"[\d.]+", unsteady)
-    assert "Where both have 0.005 the lead is {0} [{2}, {1}], but".format(*lead) in RESULTS
+    words = "Where both have a rate of 0.005 the paper's loss leads by {0} nats [{2}, {1}], but"
+    assert words.format(*lead) in RESULTS
     assert ROWS[DISPERSED, "gpt2 at 0.005", 32e7]["p_holm"] > 0.05
     assert f"; 160M, one rate: **{gained}**, own rates: " in RESULTS
     brief = gained.replace("−", "").replace(" [", " nats [").split(" nats ")
@@ -149,9 +159,9 @@ def test_verdict_and_advice():
 def test_tables_of_tasks_and_rounding():
     short = {UNIFORM: "uniformity", GONE: "uniformity, gone early", DECORRELATED: "decorrelation"}
     scored = [cell for cell, row in ROWS.items() if row["points_difference"] is not None]
-    assert len(scored) == 11
+    assert len(scored) == 12
     (level,) = {f"{100 * ROWS[cell]['tasks_level']:.1f}" for cell in scored}
-    assert f"with intervals of {level} %, the level divided by the eleven cells" in RESULTS
+    assert f"with intervals of {level} %, the level divided by the twelve cells" in RESULTS
     lone = [cell for cell in scored if ROWS[cell]["points_low"] is None]  # "its three cells are counted and not shown"
     assert sorted(lone) == sorted((loss, "gpt2 at 0.005", 16e7) for loss in (UNIFORM, DECORRELATED, DISPERSED))
     files = [sorted(STUDIES.glob(f"pretrain/runs/{arm}-gpt2-at-0.005-160M-*/outcomes.json"))
@@ -233,7 +243,7 @@ def test_tables_of_tasks_and_rounding():
 
 
 def test_lambada():
-    seeds, cells = (11, 12, 13, 14, 15), 11
+    seeds, cells = (11, 12, 13, 14, 15), 12
 
     def scored(arm: str, tokens: str, of: tuple[int, ...] = seeds) -> list[Any]:
         return [read(STUDIES / f"pretrain/runs/{arm}-llama-{tokens}-seed-{seed}/outcomes.json") for seed in of]
@@ -259,7 +269,7 @@ def test_lambada():
     assert f"this is still resolved, [{signed(wide[0], 2)}, {signed(wide[1], 2)}]; with seeds paired" in RESULTS
     assert wide[1] < 0
     paired = over(dispersed, "320M", kind="log_share", paired=True)
-    assert paired.interval(1 - 0.05 / cells)[1] < 0 < paired.interval(1 - 0.05 / (3 * cells))[1]
+    assert paired.interval(1 - 0.05 / cells)[1] > 0  # "with seeds paired it is so at neither level"
     rises = [more > less for less, more in zip(perplexity("cross-entropy", "160M"), perplexity(dispersed, "160M"))]
     assert rises == [True] * 4 + [False]  # "in four of five seeds"
     before = over(dispersed, "160M", kind="log_share", paired=False, of=seeds[:4])
@@ -426,16 +436,24 @@ def test_doubts():
     for place, seeds in places.items():  # "in the four of three seeds and in none with more"
         assert (together(place) > 0.5) == (seeds == 3)
     left = 375 - sum(map(len, KEPT.values()))
-    assert f"`pretrain` ({left} of 375 runs): the GPT2 at 0.005 with 40M; with 320M any loss in it at 0.003," in RESULTS
+    assert (
+        f"`pretrain` ({left} of 375 runs): the GPT2 at 0.005 with 40M; with 320M in it cross-entropy at 0.002"
+        in RESULTS
+    )
     assert not [arm for arm in KEPT if arm.endswith(" · gpt2 at 0.005 · 40M")]
     places = {arm.removeprefix(f"{PLAIN} · ") for arm in KEPT if arm.startswith(PLAIN)}
     lacking = {loss: {place for place in places if f"{loss} · {place}" not in KEPT}
                for loss in (f"{UNIFORM} early", DECORRELATED, DISPERSED)}  # fmt: skip
     slow, high = "gpt2 · 320M", {"gpt2 at 0.005 · 80M", "gpt2 at 0.005 · 320M", "gpt2 · 320M"}
+    others = {f"gpt2 at {rate} · 320M" for rate in ("0.002", "0.004")}
     assert lacking[f"{UNIFORM} early"] == places - {"llama · 80M"}  # "in all but the Llama with 80M"
-    assert lacking[DECORRELATED] == high | {"gpt2 · 80M", "gpt2 768 · 40M", *(f"llama · {m}M" for m in (40, 160, 320))}
-    assert lacking[DISPERSED] == {slow}
-    assert f"{UNIFORM} · {slow}" not in KEPT
+    fewer = {"gpt2 · 80M", "gpt2 768 · 40M", *(f"llama · {m}M" for m in (40, 160, 320))}
+    assert lacking[DECORRELATED] == high | others | fewer
+    assert lacking[DISPERSED] == others
+    assert not [place for place in (slow, *others) if f"{UNIFORM} · {place}" in KEPT]
+    made = [list(KEPT[f"{PLAIN} · {place}"]) for place in sorted(others)]
+    made += [list(KEPT[f"{DISPERSED} · {place}"]) for place in (slow, "gpt2 at 0.008 · 320M")]
+    assert made == [[11], [11], [11, 12, 13, 14], [11]]
     assert list(KEPT[f"{PLAIN} · gpt2 at 0.005 · 320M"]) == [11, 12, 13]  # "and seeds 14 and 15 of it at 0.005"
     assert len(KEPT[f"{DISPERSED} · gpt2 · 80M"]) == 2  # "a third seed"
     assert f"Of the 375 runs planned {left} are not made" in RESULTS
@@ -455,7 +473,7 @@ def test_arms_differ_in_the_loss_alone():
 
     mixed = set()
     for arm, by_seed in KEPT.items():
-        base = KEPT[" · ".join((PLAIN, *arm.split(" · ")[1:]))]
+        base = KEPT.get(" · ".join((PLAIN, *arm.split(" · ")[1:])), {})
         for seed, run in ((seed, run) for seed, run in by_seed.items() if seed in base):
             assert besides(run) == besides(base[seed])
             assert abs(first(run) - first(base[seed])) < 1e-4  # of the same weights and the same batch
@@ -463,7 +481,7 @@ def test_arms_differ_in_the_loss_alone():
                 mixed.add(arm)
     between = {f"{loss} · gpt2 at 0.005 · 160M" for loss in (DECORRELATED, DISPERSED)}
     between |= {f"{DISPERSED} · gpt2 at 0.005 · {tokens}" for tokens in ("80M", "320M")}
-    assert mixed == {f"{UNIFORM} · llama · 320M"} | between
+    assert mixed == {f"{UNIFORM} · llama · 320M", f"{DISPERSED} · gpt2 · 320M"} | between
     once = KEPT[f"{PLAIN} · gpt2 at 0.005 · 160M"][11]
     again = read(STUDIES / "pretrain/again/cross-entropy-gpt2-at-0.005-160M-seed-11/result.json")
     assert besides(once) == besides(again)

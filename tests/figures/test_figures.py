@@ -229,13 +229,13 @@ def test_effects_end_where_the_bars_do_and_tell_of_a_cut(values, cut, tmp_path, 
     from decondense.stats.verdicts import student
 
     drawn = []
-    monkeypatch.setattr(studies, "draw", lambda strips, path: drawn.append(strips[0].rows[0][0]))
+    monkeypatch.setattr(studies, "draw", lambda strips, path: drawn.append(strips[0]))
     studies.effects([("a loss", values)], tmp_path / "figure.png", x="nats", margin=0.005)
-    (chart,), (mean, half) = drawn, map(float, student(values))
-    low, high = map(float, chart.x.range)
+    (strip,), (mean, half) = drawn, map(float, student(values))
+    low, high = map(float, strip.rows[0][0].x.range)
     assert low < -0.005
     assert high > max(values)
-    assert (high < mean + half) is cut is ("cut" in chart.x.title)
+    assert (high < mean + half) is cut is ("cut" in strip.x)
     if not cut:
         assert high - (mean + half) < 0.06 * (high - low)
 

@@ -316,6 +316,9 @@ def test_the_figure_says_what_is_subtracted():
         ): "cross-entropy (minus decorrelation last 1, 1.02k)",
         (f"cross-entropy · {long}", f"decorrelation last 1 · {long}"): "cross-entropy (minus decorrelation last 1)",
         (f"decorrelation last 1 · {long}", f"cross-entropy · {long}"): "decorrelation last 1 (minus cross-entropy)",
+        (f"decorrelation last 1 · {short}", f"decorrelation last 1 · {long}"): (
+            "decorrelation last 1 (minus the same, 1.02k)"
+        ),
     }
     for pair, label in asked.items():
         drawn = confirmed({"512": 0.05, "1.02k": 0.0}, beside=[pair]).draw

@@ -118,12 +118,12 @@ def effects(
     y = Axis(range=(0.4, len(rows) + 0.6), ticks=ticks, grid=False)
     borders = [place + 0.5 for place, above, here in zip(places[1:], groups, groups[1:]) if above != here]
     chart = Chart(
-        "", Axis(f"{x}\n{note}".strip(), limits), y, [Frame(marks)], [Rule(0), *(Rule(b, "y") for b in borders)],
+        "", Axis(x, limits), y, [Frame(marks)], [Rule(0), *(Rule(b, "y") for b in borders)],
         right_title=right_title if right else "", right=list(zip(places, right or ())),
     )  # fmt: skip
     if margin is not None:
         chart.boxes = [Box((-margin, margin), colour=PALETTE[2], opacity=0.12)]
-    return draw([Strip([[chart]], (8.4, 1.3 + 0.3 * len(rows)))], path)
+    return draw([Strip([[chart]], (8.4, 1.3 + 0.3 * len(rows)), note.strip())], path)
 
 
 def curves(panels: Sequence[Mapping[str, Any]], path: Path, *, note: str = "", columns: int | None = None) -> Path:

@@ -154,7 +154,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
              for cell, (*_, diffs) in table.items() if len(diffs) > 2]  # fmt: skip
     for arm, other in beside:
         (loss, *place), (plain, *base) = arm.split(BETWEEN), other.split(BETWEEN)
-        less = ", ".join([plain] * (plain != NONE) + [part for part in base if part not in place]) or plain
+        of = ["the same"] if plain == loss != NONE else [plain] * (plain != NONE)
+        less = ", ".join([*of, *(part for part in base if part not in place)]) or plain
         diffs = runs.differences(arm, other, by_document)
         lines += [((loss, *place), f"{', '.join(place)}: {loss} (minus {less})", diffs, False)] * (len(diffs) > 2)
     lines.sort(key=lambda line: (models.index(line[0][1]), tokens[line[0]], names.index(line[0][0])))
