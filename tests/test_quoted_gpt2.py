@@ -305,7 +305,7 @@ def test_how_much_of_the_lead_is_the_rate():
     words = f"{words} dispersion is better at 0.005, by {{3}} [{{4}}, {{5}}]."
     assert words.format(*gained, *lost) in RESULTS
     words = f"at 0.005 leads cross-entropy at 0.005 by {re.findall(r'[0-9.]+', shared)[0]} nats. Most of that is the"
-    words += f" rate's: against cross-entropy at 0.003 {brief[0]} is left, with dispersion at 0.003 as well {none[0]},"
+    words += f" rate's: against cross-entropy at 0.003 it is {brief[0]}, where both have 0.003 it is {none[0]},"
     assert words in README
 
     rates, at = runs("rates"), "gpt2 160M"
