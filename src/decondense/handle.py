@@ -10,7 +10,7 @@ import math
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -62,16 +62,6 @@ class Handle:
 
     def __init__(self, attachment: Attachment) -> None:
         self._attachment = attachment
-
-    if not TYPE_CHECKING:  # a type checker would accept any name
-
-        def __getattr__(self, name: str) -> Any:
-            # Also called where a property fails, and for __setstate__ by a copy that has no attachment yet.
-            if name.startswith("_") or hasattr(type(self), name) or not hasattr(self._attachment, name):
-                return object.__getattribute__(self, name)  # raises Python's own error
-            replacements = {"model": "the model that you attached to", "agreement": 'handle.last["agreement"]'}
-            replacement = replacements.get(name) or f"{name} of a decondense.handle.Attachment, which engines are given"
-            raise AttributeError(f"a handle has no {name!r} since 0.2: use {replacement}.")
 
     @property
     def last(self) -> dict[str, Any]:
