@@ -10,7 +10,7 @@ import math
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from . import compiled
 from . import hidden_states as hs
 from .capture import Capture, Hook, Known
 from .checks import is_whole
-from .host import mark, sent
 from .insides.transformers import collect_hidden_states, is_encoder_decoder
 from .kernels import autocast_dtype
 from .named_layers import ModuleReader
@@ -62,16 +61,6 @@ class Handle:
 
     def __init__(self, attachment: Attachment) -> None:
         self._attachment = attachment
-
-    if not TYPE_CHECKING:  # a type checker would accept any name
-
-        def __getattr__(self, name: str) -> Any:
-            # Also called where a property fails, and for __setstate__ by a copy that has no attachment yet.
-            if name.startswith("_") or hasattr(type(self), name) or not hasattr(self._attachment, name):
-                return object.__getattribute__(self, name)  # raises Python's own error
-            replacements = {"model": "the model that you attached to", "agreement": 'handle.last["agreement"]'}
-            replacement = replacements.get(name) or f"{name} of a decondense.handle.Attachment, which engines are given"
-            raise AttributeError(f"a handle has no {name!r} since 0.2: use {replacement}.")
 
     @property
     def last(self) -> dict[str, Any]:
@@ -168,7 +157,6 @@ class Attachment:
         self._frozen: list[int] = []  # layers of the last call: with nothing trainable below,
         self._movable: list[int] = []  # and the others
         self._frozen_warned = False
-        self._pending: tuple[int, Tensor, torch.cuda.Event | None] | None = None  # step, both terms on their way, mark
         self._number = compiled.number_of(self)
         # What cannot be traced becomes a single graph break at the end of a compiled model. Wrapped here and not where
         # the method is defined, because that would import the compiler together with this package.
@@ -312,20 +300,12 @@ class Attachment:
         self.reached = True
 
     def look(self) -> None:
-        """Called after each optimiser step: give the losses of steps 1, 2, 4, … to `warn`. From a GPU they arrive some
-        steps later; those of the last such step may arrive too late."""
-        self._tell()
-        if self._pending is None and self.step & (self.step - 1) == 0 and "task_loss" in self.last:
+        """Called after each optimiser step: give the losses of steps 1, 2, 4, … to `warn`. Reading them waits for a
+        GPU, so no others are read, and none after a warning."""
+        if not self._large_warned and self.step & (self.step - 1) == 0 and "task_loss" in self.last:
             term = self.last["weight"] * self.last["penalty"]
-            self._pending = (self.step, sent(torch.stack([self.last["task_loss"].to(term), term])), mark(term.device))
-            self._tell()
-
-    def _tell(self) -> None:
-        if self._pending is None or not (self._pending[2] is None or self._pending[2].query()):
-            return
-        (step, terms, _), self._pending = self._pending, None
-        task_loss, added = terms.tolist()
-        self.warn(task_loss, added, step)
+            task_loss, added = torch.stack([self.last["task_loss"].to(term), term]).tolist()
+            self.warn(task_loss, added, self.step)
 
     def warn(self, task_loss: float, added: float, step: int) -> None:
         """Warn once of a penalty that outweighs the task loss: unbounded ones (ℓ2-repel) silently destroy a model."""

@@ -28,7 +28,7 @@ import numpy as np
 
 from . import hub
 from .files import AnyPath, packaged_file
-from .text_files import ROWS, complete, decoded, ending_of, files_of, read_beginning, read_documents, row_documents
+from .text_files import ROWS, complete, decoded, ending_of, files_of, read_documents, row_documents
 from .words import near, nearest, neighbours, quoted, warn
 
 
@@ -188,14 +188,11 @@ def _has_columns(spec: str) -> bool:
 
 
 def check_text(spec: str, *, data: AnyPath | None) -> None:
-    """Refuse a text that is not there or cannot be read, as ``open_text`` does, and warn of its encoding, without
-    reading more than the beginning."""
+    """Refuse a text that is not there, or of a kind that is not read, as ``open_text`` does, without reading it."""
     if (named := _named(spec)) is not None:
         _place(*named, data)
     elif spec != "-":
-        for file in files_of(_path(spec)):
-            for note in read_beginning(file):
-                warn(note)
+        files_of(_path(spec))
 
 
 def _path(spec: str) -> Path:

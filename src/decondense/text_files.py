@@ -31,7 +31,6 @@ KIND_OF = r"[-_.][^\W_]+([-_.](\d\S*|[a-z]{2}))?"  # README.zh-CN, LICENSE-BSD-3
 ABOUT = re.compile(rf"(readme|licen[cs]e|copying)({KIND_OF})?(\.\w+){{0,2}}", re.IGNORECASE)  # of a folder's texts
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 FEW = 5  # names in a note
-BEGINNING = 1 << 20  # bytes, in which a Latin-1 text nearly always has a letter that is not valid UTF-8
 LARGEST = 1 << 30  # bytes of an unpacked file: a few kilobytes of .xz may unpack to more than any memory
 
 DAMAGE = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, UnicodeError, json.JSONDecodeError, csv.Error)
@@ -95,36 +94,6 @@ def read_documents(path: Path, *, column: str | None = None) -> tuple[list[str],
     return [d for d in documents if d] if ending == ".parquet" else documents, notes + row_notes
 
 
-def read_beginning(path: Path) -> list[str]:
-    """Return the notes that ``read_documents`` would make on a file's encoding, and refuse rows that it would refuse,
-    judging by the file's beginning."""
-    ending, where, notes = ending_of(path), repr(str(path)), []
-    rows: Iterable[Any] = ()
-    with _undamaged(path):
-        with _opener(path)(path, "rb") as file:
-            head = file.read(BEGINNING)
-            cut = bool(file.read(1))
-        lines = head[: head.rfind(b"\n") + 1] if cut else head  # whole ones
-        if ending in (*PLAIN, *TABLES) and not head.startswith(UTF_16):
-            try:
-                codecs.getincrementaldecoder("utf-8")().decode(head)  # incremental: the last letter may be cut
-            except UnicodeDecodeError:
-                notes = decoded(head, path.name)[1]
-        if path.suffix.lower() == ".parquet":
-            rows = [dict.fromkeys(_parquet_names(path))]
-        elif ending == ".jsonl" and not (cut and lines.lstrip().startswith(b"[")):  # else perhaps an array, cut off
-            rows = _json_lines(lines.decode("utf-8-sig"), where)
-        elif ending == ".json" and not cut:
-            rows = _rows(head.decode("utf-8-sig"))
-        elif ending in TABLES and not cut:
-            rows = _table_rows(decoded(head, path.name)[0], TABLES[ending], where)
-        elif ending in TABLES and not head.startswith(UTF_16):
-            rows = [dict.fromkeys(_table(decoded(lines, path.name)[0], TABLES[ending]).fieldnames or FIELDS)]
-        for _ in row_documents(rows, None, where=where):
-            pass
-    return notes
-
-
 @contextlib.contextmanager
 def _undamaged(path: Path) -> Iterator[None]:
     try:
@@ -138,7 +107,8 @@ def _undamaged(path: Path) -> Iterator[None]:
 def _table_rows(content: str, delimiter: str, where: str) -> Iterator[dict[Any, Any]]:
     """Yield the rows of a table. One with more cells than the first line has names is refused: a document with an
     unquoted comma would lose what follows it."""
-    reader = _table(content, delimiter)
+    csv.field_size_limit(LARGEST)  # documents may be longer than csv's limit of 128 kB for a cell
+    reader = csv.DictReader(io.StringIO(content, newline=""), delimiter=delimiter)
     begins = ends = 0  # lines before and after the last row
     for row in reader:
         begins, ends = ends, reader.line_num
@@ -149,11 +119,6 @@ def _table_rows(content: str, delimiter: str, where: str) -> Iterator[dict[Any, 
             )
         yield row
     check_quotes(content, delimiter, where, begins)
-
-
-def _table(content: str, delimiter: str) -> csv.DictReader[str]:
-    csv.field_size_limit(LARGEST)  # documents may be longer than csv's limit of 128 kB for a cell
-    return csv.DictReader(io.StringIO(content, newline=""), delimiter=delimiter)
 
 
 def check_quotes(content: str, delimiter: str, where: str, begins: int = 0) -> None:
@@ -225,7 +190,7 @@ def ending_of(path: Path) -> str:
 
 
 def unpacked(path: Path) -> bytearray:
-    opener = _opener(path)
+    opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix.lower(), open)
     limit = LARGEST if opener is open else min(LARGEST, max(1 << 26, 200 * path.stat().st_size))
     blob = bytearray()  # grows in place: a single read() would hold everything twice
     with opener(path, "rb") as file:
@@ -237,10 +202,6 @@ def unpacked(path: Path) -> bytearray:
                     f"{str(path)!r} holds more; split it into a folder."
                 )
     return blob
-
-
-def _opener(path: Path) -> Any:
-    return {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix.lower(), open)
 
 
 def decoded(blob: bytes | bytearray, name: str) -> tuple[str, list[str]]:
@@ -290,24 +251,9 @@ def _rows(content: str) -> list[Any]:
 def _parquet(blob: bytearray, path: Path, column: str | None) -> list[Any]:
     import pyarrow.parquet
 
-    with _undamaged_parquet(path):
-        table = pyarrow.parquet.read_table(io.BytesIO(blob))
-    chosen = [name for name in ([column] if column else FIELDS) if name in table.column_names][:1]
-    return table.select(chosen).to_pylist() if chosen else table.slice(0, 1).to_pylist()
-
-
-def _parquet_names(path: Path) -> list[str]:
-    import pyarrow.parquet
-
-    with _undamaged_parquet(path):
-        return list(pyarrow.parquet.read_schema(path).names)
-
-
-@contextlib.contextmanager
-def _undamaged_parquet(path: Path) -> Iterator[None]:
-    import pyarrow
-
     try:
-        yield
+        table = pyarrow.parquet.read_table(io.BytesIO(blob))
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"{str(path)!r} could not be read as parquet: the file is damaged.") from error
+    chosen = [name for name in ([column] if column else FIELDS) if name in table.column_names][:1]
+    return table.select(chosen).to_pylist() if chosen else table.slice(0, 1).to_pylist()

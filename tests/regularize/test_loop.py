@@ -11,7 +11,6 @@ from torch import nn
 
 import decondense as dc
 from decondense import losses
-from decondense.handle import Attachment
 from regularize.models import VOCABULARY, Plain, assert_same, gradients, llama, tokens
 
 
@@ -50,49 +49,18 @@ def test_a_penalty_that_overwhelms_the_task_is_told_once(weight, schedule, at):
     assert all(f"at step {at}: lower the weight" in words for _, words in told)
 
 
-def test_looking_does_not_wait_for_a_gpu(monkeypatch):
-    """What step 1 found is told after step 3, when a GPU would have reached it; it is asked, and never waited for."""
-    asked = []
-
-    class Mark:
-        def query(self):
-            asked.append(self)
-            return len(asked) == 3
-
-    monkeypatch.setattr("decondense.handle.mark", lambda device: Mark())
-    model, ids = llama().train(), tokens()
-    optimiser, told = torch.optim.SGD(model.parameters(), lr=1e-9), []
-    with dc.regularize(model, weight=1000.0, schedule=lambda step: float(step == 0)):
-        for step in range(1, 5):
-            with warnings.catch_warnings(record=True) as seen:
-                warnings.simplefilter("always")
-                model(input_ids=ids, labels=ids).loss.backward()
-                optimiser.step()
-            told += [(step, str(one.message)) for one in seen if "weight · penalty" in str(one.message)]
-    assert [step for step, _ in told] == [3]
-    assert "at step 1: lower the weight" in told[0][1]
-
-
-def test_a_step_is_looked_at_where_the_look_before_has_just_come(monkeypatch):
-    """As on a GPU that is a step behind: what was sent after one step has come after the next."""
-
-    class Mark:
-        def __init__(self):
-            self.step = handle.step
-
-        def query(self):
-            return handle.step > self.step
-
-    told = []
-    monkeypatch.setattr("decondense.handle.mark", lambda device: Mark())
-    monkeypatch.setattr(Attachment, "warn", lambda one, task, added, step: told.append((step, one.step)))
+def test_only_the_steps_that_are_looked_at_wait_for_a_gpu(monkeypatch):
+    """Those that are powers of two, until the warning has come: no other step reads a number of the losses."""
+    read, tolist = [], torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: read.append(handle.step) or tolist(tensor))
     model, ids = llama().train(), tokens()
     optimiser = torch.optim.SGD(model.parameters(), lr=1e-9)
-    with dc.regularize(model) as handle:
-        for _ in range(5):
+    with dc.regularize(model, weight=1000.0, schedule=lambda step: float(step >= 2)) as handle:
+        for _ in range(8):
             model(input_ids=ids, labels=ids).loss.backward()
-            optimiser.step()
-    assert told == [(1, 2), (2, 3), (4, 5)]
+            with warnings.catch_warnings(record=True):
+                optimiser.step()
+    assert read == [1, 2, 4]
 
 
 def test_nothing_is_told_of_a_task_loss_that_is_not_known():

@@ -412,13 +412,8 @@ def test_the_model_is_not_kept_alive():
     assert reference() is None
 
 
-def test_an_old_name_of_the_handle_is_told_where_it_is_and_a_misspelt_one_is_not_assigned():
+def test_a_misspelt_name_of_the_handle_is_refused_and_a_copy_is_the_same_handle():
     handle = dc.regularize(llama(), schedule=lambda step: step.nowhere)
-    moved = "agreement calls captures engine give given known look model read reader task_loss take term undo weigh"
-    for name in moved.split():
-        where = {"agreement": r"handle.last\[", "model": "the model that you"}.get(name, f"{name} of a .*[.]Attachment")
-        with pytest.raises(AttributeError, match=f"a handle has no '{name}' since 0.2: use {where}"):
-            getattr(handle, name)
     with pytest.raises(AttributeError, match="'Handle' object has no attribute 'wieght'"):
         handle.wieght = 0.5
     with pytest.raises(AttributeError, match="'Handle' object has no attribute 'wieght'"):

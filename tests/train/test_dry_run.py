@@ -81,23 +81,6 @@ def test_a_dry_run_warns_of_tokens_that_the_model_has_no_embedding_for(recipe, t
     assert warned(recipe, *[part.replace("300", "384") for part in small]) == []
 
 
-def test_a_dry_run_says_how_a_text_would_be_read(recipe):
-    Path("old.txt").write_text("Grüße. " * 900, encoding="cp1252")
-    Path("rows.jsonl").write_text('{"text": "Grüße"}\n', encoding="utf-8")
-    said = "old.txt is not UTF-8: read as Latin-1 (Windows-1252)."
-    assert warned(recipe, "--text", "old.txt") == warned(recipe, "--held-out", "old.txt") == [said]
-    assert warned(recipe, "--text", "rows.jsonl") == []
-    Path("rows.jsonl").write_text('{"body": "Grüße"}\n' * 900, encoding="utf-8")
-    refusals = [run(recipe, "--text", "rows.jsonl", *more) for more in (["--dry-run"], ["--out", "run"])]
-    assert [code for code, _, _ in refusals] == [2, 2]
-    assert len({err.splitlines()[-1] for _, _, err in refusals}) == 1
-    assert "every row of 'rows.jsonl' must be a string or have one of the fields text" in refusals[0][2]
-    Path("old.txt").write_bytes(b"\x7fELF\xff\0\0")
-    code, _, err = run(recipe, "--text", "old.txt", "--dry-run")
-    assert code == 2
-    assert "'old.txt' could not be read as .txt in UTF-8" in err
-
-
 def test_a_dry_run_of_a_named_model_says_whether_its_weights_are_fresh(recipe, tmp_path):
     model = saved(tmp_path / "small-model")
     parameters = sum(p.numel() for p in LlamaForCausalLM.from_pretrained(model).parameters())

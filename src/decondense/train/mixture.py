@@ -72,8 +72,8 @@ def contents(recipe: Recipe, cache: Path) -> dict[str, str]:
 
 
 def check_texts(recipe: Recipe, tokenizer: Any, cache: Path) -> None:
-    """Refuse a text that is missing, or a cache that cannot be written, as `blocks_of` does, reading no more than the
-    beginnings of texts. A text that is already tokenised need not be there; without a tokenizer that is not known."""
+    """Refuse a text that is missing, or a cache that cannot be written, as `blocks_of` does, without reading.
+    A text that is already tokenised need not be there; without a tokenizer that is not known."""
     for files in itertools.chain(*_token_files(recipe, tokenizer, cache)):
         try:
             for name in files.texts:
