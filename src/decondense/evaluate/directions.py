@@ -8,7 +8,8 @@ LOWER = r"""(log_?)?loss(es)? | nll | ((word|byte|token)_)?perplexity | ppl | bi
     | ce | (cross_)?entropy | brier(_score)? | ece | wer | cer | ter | err(or)?(_rate)? | mse | mae | rmse"""
 HIGHER = r"""acc(_norm|uracy)? | correct | ((quasi_)?exact|extractive)(_match)? | match | em | qem | pem | includes
     | score | choice | pattern | answer | model_graded_(qa|fact) | ((macro|micro)_)?f1(_score)? | precision | recall
-    | auc | mcc | mc1 | mc2 | (sacre)?bleu(_\d)? | chrf | rouge(1|2|l|lsum)? | meteor | (pass|maj|hits)(_\d+)? | win_rate"""
+    | auc | mcc | mc1 | mc2 | (sacre)?bleu(_\d)? | chrf | rouge(1|2|l|lsum)? | meteor
+    | (pass|maj|hits)(_\d+)? | win_rate"""
 PART = r"(val|valid|validation|eval|test|dev)_"  # of the text: val_loss
 
 
