@@ -134,7 +134,7 @@ def test_comparing_what_differs_is_said_and_no_number_is_cut(model, tmp_path, sh
         levels = [span(r["last"], r["last_low"], r["last_high"], 3) in "".join(table) for r in rows]
         assert levels == [width == 120] * 3
         assert "the windows have 24, 48 tokens" in stderr
-        code, stdout, _ = run("measure", model, *QUICK, "--out", tmp_path / "m")
+        code, stdout, _ = run("measure", model, *QUICK, "--out", tmp_path / "m", "--force")
         lines = stdout.splitlines()
         lines = lines[1 : lines.index(next(line for line in lines if line.startswith("near:")))]
         assert all(len(line) <= width for line in lines)
@@ -160,7 +160,8 @@ def test_a_result_is_never_replaced_in_silence(model, tmp_path):
     before, picture = ((out / name).read_bytes() for name in ("result.json", "heatmap.png"))
     said = refused("measure", model, *QUICK, "--seed", "1", "--out", out)
     assert "already holds a result: choose another folder with --out" in said
-    assert "already holds a result" in refused("measure", model, *QUICK, "--seed", "1", "--out", out, "--resume")
+    for more in ([], ["--seed", "1", "--resume"]):  # the very same again, and another
+        assert "already holds a result" in refused("measure", model, *QUICK, *more, "--out", out)
     wrong = {"--seed": "-1", "--windows": "0", "--dtype": "int3", "--stack": "left"}
     for name, value in wrong.items():  # what no other folder would mend comes first
         assert f"{name[2:]} must be" in refused("measure", model, *QUICK, name, value, "--out", out)
@@ -168,7 +169,7 @@ def test_a_result_is_never_replaced_in_silence(model, tmp_path):
     assert "the path does not exist" in refused("measure", "./nowhere", *QUICK, "--out", out)
     assert "at least two results" in refused("compare", model, *QUICK[:6], "--out", out)
     assert (out / "result.json").read_bytes() == before
-    assert run("measure", model, *QUICK, "--out", out)[0] == 0  # the very same again
+    assert run("measure", model, *QUICK, "--out", out, "--force")[0] == 0
     assert ((out / "result.json").read_bytes(), (out / "heatmap.png").read_bytes()) == (before, picture)
     assert run("measure", model, *QUICK, "--seed", "1", "--out", out, "--force")[0] == 0
     assert (out / "result.json").read_bytes() != before
@@ -180,20 +181,19 @@ def test_a_measurement_that_is_finished_is_not_resumed(model, tmp_path):
     command = ("measure", model, *QUICK, "--out", out)
     assert run(*command, "--resume")[0] == 0  # nothing there yet: it is begun
     stamps = {path: path.stat().st_mtime_ns for path in out.iterdir()}
-    said = f"this measurement is finished: {out / 'result.json'}; to make it again, leave out --resume.\n"
+    said = f"this measurement is finished: {out / 'result.json'}; to make it again, give --force.\n"
     for elsewhere in ["--device", "cpu"], ["--device", "auto"], ["--data", tmp_path]:  # is no other measurement
         assert run(*command, "--resume", *elsewhere) == (0, "", said)
     assert run(*command, "--resume", "--json") == (0, (out / "result.json").read_text(), said)
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == stamps
-    for again in ["--resume", "--force"], []:
-        assert "finished" not in run(*command, *again)[2]
+    assert run(*command, "--resume", "--force")[2] == ""
     assert (out / "result.json").stat().st_mtime_ns > stamps[out / "result.json"]
     whole = (out / "result.json").read_text()
     for other in whole.replace('"complete": true', '"complete": false'), whole.replace('"seed": 0', '"seed": 1'), "{":
         assert other != whole
         (out / "result.json").write_text(other)
-        assert "finished" not in run(*command, "--resume")[2]
-        assert (out / "result.json").read_text() != other
+        assert "already holds a result" in refused(*command, "--resume")
+        assert (out / "result.json").read_text() == other
 
 
 @pytest.mark.usefixtures("unpainted")

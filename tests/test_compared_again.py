@@ -34,25 +34,23 @@ def items(tmp_path) -> list[str]:
 pytestmark = pytest.mark.usefixtures("unpainted")
 
 
-def test_the_same_comparison_may_be_made_again_and_no_other_replaces_it(items, tmp_path):
-    """As `measure` does."""
+def test_a_comparison_is_replaced_by_force_alone(items, tmp_path, monkeypatch):
+    """By the very same one too, and it is refused before anything is measured."""
     command, out = ("compare", *items, "--out", tmp_path / "c"), tmp_path / "c" / "result.json"
     assert run(*command)[0] == 0
-    before = out.read_bytes()
-    assert run(*command, "--batch", "1")[0] == 0
-    assert json.loads(out.read_bytes())["rows"] == json.loads(before)["rows"]
-    before = out.read_bytes()
-    for other in ["--seed", "1"], ["--paired"]:
-        assert "already holds a result: choose another folder" in refused(*command, *other)
-    (tmp_path / "a.txt").write_text(WORDS + " And more.")
-    code, _, stderr = run(*command)
-    assert code == 2
-    assert f"{tmp_path / 'c' / 'results'}/" in stderr
-    assert stderr.endswith(
-        "already holds a result of another text, a.txt: choose another folder with --out, or replace it with --force.\n"
-    )
-    assert out.read_bytes() == before
-    assert run(*command, "--force")[0] == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "c").rglob("*") if path.is_file()}
+    with monkeypatch.context() as patch:
+        patch.setattr(meter_run, "draw_windows", lambda *a, **k: pytest.fail("something was measured"))
+        for other in [], ["--seed", "1"], ["--paired"]:
+            said = refused(*command, *other)
+            assert said.endswith("holds a result: choose another folder with --out, or replace it with --force.\n")
+        out.unlink()  # what an interruption leaves
+        said = refused(*command, "--windows", "4")
+        assert "holds measurements of an unfinished comparison (name their folders in place of their models): c" in said
+    out.write_bytes(before[out])
+    assert {path: path.read_bytes() for path in before} == before
+    assert run(*command, "--windows", "4", "--force")[0] == 0
+    assert out.read_bytes() != before[out]
 
 
 def test_an_interrupted_comparison_says_what_is_kept_and_how_to_go_on(items, tmp_path, monkeypatch):
@@ -69,7 +67,7 @@ def test_an_interrupted_comparison_says_what_is_kept_and_how_to_go_on(items, tmp
     assert code == 130
     kept, how = stderr.splitlines()[-2:]
     assert kept == f"interrupted: {tmp_path / 'c' / 'results'} holds 1 of 2 measurements, in a folder each."
-    assert how == "To measure none twice, name these folders in place of their models and texts."
+    assert how == "To measure none twice, name these folders in place of their models and texts; add --force."
     monkeypatch.undo()
     (folder,) = (tmp_path / "c" / "results").iterdir()
     drawn.clear()
@@ -77,45 +75,12 @@ def test_an_interrupted_comparison_says_what_is_kept_and_how_to_go_on(items, tmp
     stderr = run("compare", folder, *items, "--out", tmp_path / "e")[2]
     assert f"interrupted: {tmp_path / 'e' / 'results'} holds 1 of 2 measurements, in a folder each." in stderr
     monkeypatch.undo()
-    assert run("compare", folder, *items[1:], "--out", tmp_path / "c")[0] == 0
+    assert run("compare", folder, *items[1:], "--out", tmp_path / "c", "--force")[0] == 0
     drawn.append(())
     monkeypatch.setattr(meter_run, "draw_windows", once)
     stderr = run("compare", *items, "--out", tmp_path / "d")[2]
     assert stderr.endswith("interrupted.\n")
     assert not (tmp_path / "d").exists(), "nothing is kept"
-
-
-def test_measurements_of_an_interrupted_comparison_are_not_replaced_by_others(items, tmp_path, monkeypatch):
-    """Nor are those of a finished one, whose result.json was taken away."""
-    out = tmp_path / "c"
-    assert run("compare", *items, "--out", out)[0] == 0
-    (out / "result.json").unlink()
-    before = {path: path.read_bytes() for path in out.rglob("result.json")}
-    assert len(before) == 2
-    for option, was, now in (("--windows", 3, 4), ("--spectral", False, True), ("--dtype", "float32", "float64")):
-        code, _, said = run("compare", *items, option, *([now] if now is not True else []), "--out", out)
-        other = f"already holds a result with other settings, {option.strip('-')} {was}, now {now}: choose another"
-        assert (code, other in said) == (2, True), said
-    assert {path: path.read_bytes() for path in out.rglob("result.json")} == before
-    assert run("compare", *items, "--windows", "4", "--out", out, "--force")[0] == 0
-
-
-def test_a_comparison_of_saved_results_is_not_replaced_by_one_of_other_results(items, tmp_path):
-    """The command was the same: the results lie where the others lay."""
-    saved = [tmp_path / name for name in ("m", "n")]
-    for model, folder in zip(items, saved):
-        assert run("measure", model, *items[2:], "--out", folder)[0] == 0
-    command, out = ("compare", *saved, "--out", tmp_path / "c"), tmp_path / "c" / "result.json"
-    assert run(*command)[0] == 0
-    assert run(*command)[0] == 0
-    before = out.read_bytes()
-    assert run("measure", items[1], *items[2:], "--windows", "4", "--force", "--out", saved[1])[0] == 0
-    assert "already holds a comparison of another two on a.txt, windows 3, now 4: choose another" in refused(*command)
-    (tmp_path / "a.txt").write_text(WORDS + " And more.")
-    assert run("measure", items[1], *items[2:], "--force", "--out", saved[1])[0] == 0
-    assert "already holds a comparison of another two on a.txt, text " in refused(*command)
-    assert out.read_bytes() == before
-    assert run(*command, "--force")[0] == 0
 
 
 def test_two_texts_of_one_file_name_have_a_folder_each(items, tmp_path):

@@ -1,16 +1,14 @@
-"""`measure` a second time into a folder that holds a result: of another checkpoint, or of another text."""
+"""`measure` a second time into its folder: what --resume goes on with, and what it leaves alone."""
 
 from __future__ import annotations
 
-import io
-import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from by_hand import cli as run
+from by_hand import refused
 from transformers import ByT5Tokenizer, GPT2Config, GPT2Model
 
 from decondense.meter import Interrupted, load, measure
@@ -62,45 +60,22 @@ def test_windows_of_a_checkpoint_that_was_overwritten_are_not_mixed_with_those_o
     assert measure(moved, text=text, partial=out, resume=True, **QUICK).complete
 
 
-def test_a_result_of_a_checkpoint_that_was_overwritten_is_not_taken_for_finished(text, tmp_path):
+def test_a_result_of_another_checkpoint_or_text_is_not_taken_for_finished(text, tmp_path):
+    """Of the same name; neither is it replaced."""
     model, out = checkpoint(tmp_path / "m"), tmp_path / "o"
     command = ("measure", model, "--text", text, *OPTIONS, "--out", out, "--resume")
     assert run(*command)[0] == 0
     assert "is finished" in run(*command)[2]
     before = load(out)
+    text.write_text(WORDS + " And more.")
+    said = refused(*command)
+    assert said.endswith("already holds a result: choose another folder with --out, or replace it with --force.\n")
+    text.write_text(WORDS)
     checkpoint(model, seed=1)
-    code, _, stderr = run(*command)
-    assert (code, "finished" in stderr) == (0, False)
-    assert not np.allclose(load(out).mean_cosine, before.mean_cosine)
+    assert "already holds a result: choose another folder" in refused(*command)
+    assert load(out).record == before.record
+    assert run(*command, "--force")[0] == 0
     assert load(out).record.model.weights != before.record.model.weights
-
-
-@pytest.mark.parametrize("how", ["folder", "stdin", "file"])
-def test_a_result_of_another_text_is_not_replaced_in_silence(how, tmp_path, monkeypatch):
-    """Of the same name: another folder of texts, another stdin, a file that was overwritten. The same text is the same
-    measurement wherever it lies."""
-    model, out = checkpoint(tmp_path / "m"), tmp_path / "o"
-
-    def again(words: str, *more: str) -> tuple[int, str, str]:
-        folder = tmp_path / f"data{len(words) * (how == 'folder')}"
-        folder.mkdir(exist_ok=True)
-        (folder / "imdb.jsonl").write_text(json.dumps({"text": words}) + "\n")
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(words.encode())))
-        named = {"folder": ["imdb", "--data", folder], "stdin": ["-"], "file": [folder / "imdb.jsonl"]}[how]
-        return run("measure", model, "--text", *named, *OPTIONS, "--out", out, *more)
-
-    assert again(WORDS)[0] == 0
-    before = (out / "result.json").read_bytes()
-    for resume in ([], ["--resume"]):
-        code, _, stderr = again(WORDS + " And more.", *resume)
-        assert (code, stderr.count("\n")) == (2, 1)
-        assert "'o' already holds a result of another text" in stderr.replace(str(tmp_path) + "/", "")
-        assert stderr.endswith("choose another folder with --out, or replace it with --force.\n")
-        assert (out / "result.json").read_bytes() == before
-    assert again(WORDS)[0] == 0  # the very same may be made again
-    assert "is finished" in again(WORDS, "--resume")[2]
-    assert again(WORDS + " And more.", "--force")[0] == 0
-    assert (out / "result.json").read_bytes() != before
 
 
 def test_a_finished_result_is_not_replaced_by_resuming_another(text, tmp_path):

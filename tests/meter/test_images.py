@@ -46,11 +46,7 @@ def test_images_of_a_folder(tmp_path, monkeypatch):
         assert "takes the place of a text" in refused("measure", *where, *beside)
     assert "must hold images" in refused("measure", tmp_path / "vit", "--images", tmp_path / "vit")
     before = (tmp_path / "o" / "result.json").read_bytes()
-    assert run("measure", *where, "--out", tmp_path / "o")[0] == 0  # the very same may be made again
-    Image.fromarray(255 - pixels[0]).save(tmp_path / "photos" / "cats" / "0.png")
-    code, _, stderr = run("measure", *where, "--out", tmp_path / "o")
-    kept = "already holds a result of other images, photos (5 of 5 images): choose another folder"
-    assert (code, kept in stderr) == (2, True), stderr
+    assert "already holds a result: choose another folder" in refused("measure", *where, "--out", tmp_path / "o")
     assert (tmp_path / "o" / "result.json").read_bytes() == before
     assert run("measure", *where, "--out", tmp_path / "o", "--force")[0] == 0
     (tmp_path / "photos" / "broken.jpg").write_bytes(b"no image")

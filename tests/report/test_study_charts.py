@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from page_results import (
     charts_of,
-    estimates,
     lines_of,
     measured,
     section_of,
@@ -185,45 +184,6 @@ def test_texts_models_and_checkpoints(tmp_path):
     assert init.panels[0].steps == [(0, "checkpoint 1"), (1, "checkpoint 2"), (2, "checkpoint 3")]
     assert init.panels[0].slider == "Checkpoint"
     assert "Checkpoint</label>" in render(collect([tmp_path]))
-
-
-COLUMNS = ["task", "items", "base", "treated", "difference", "low", "high", "p", "p_holm", "smallest_effect"]
-ROWS = [
-    ["piqa", 100, 0.5, 0.6, 0.1, 0.05, 0.15, 0.001, 0.002, 0.04],
-    ["arc_easy", 400, 0.3, 0.29, -0.01, -0.03, 0.01, 0.4, 0.4, 0.03],
-    ["average", 500, 0.4, 0.445, 0.045, 0.01, 0.08, 0.02, None, 0.05],
-]
-
-
-def test_forest_of_the_benchmarks(tmp_path):
-    scores = {"piqa": [0.58, 0.6, 0.62], "arc_easy": [0.28, 0.29, 0.3]}
-    seeds = {str(k): {task: values[k] for task, values in scores.items()} for k in range(3)}
-    estimate = {"runs": {"cross-entropy": {}, "dispersion": seeds}, "macro": {"treated_seeds": [0.43, 0.445, 0.46]}}
-    write_study(tmp_path / "b", table={"columns": COLUMNS, "rows": ROWS}, estimate=estimate)
-    section = section_of(tmp_path)
-    chart = section.panels[0].charts[0]
-    assert chart.title == "Benchmarks: dispersion − cross-entropy"
-    singles, points = lines_of(chart)[0], estimates(chart)
-    for place, row in zip((3, 2, 1), ROWS, strict=True):
-        *three, name = points[place]
-        assert three == pytest.approx([100 * row[k] for k in (4, 5, 6)])
-        assert (name == "differs") is (row[0] != "arc_easy")
-        own = [value for value, y in zip(singles["x"], singles["y"]) if round(y) == place]
-        assert len(own) == 3
-        assert sum(own) / 3 == pytest.approx(100 * (row[3] - row[2]), rel=1e-4)
-    (table,) = section.tables
-    assert table.columns == COLUMNS
-    assert table.cells[0][4] == "+10.00"
-    text = render(collect([tmp_path]))
-    assert text.index("data:image/png") > text.rindex('<figure class="chart"')
-
-
-def test_another_table_has_no_forest(tmp_path):
-    for estimate in ({}, {"runs": {"one": {}}}):
-        write_study(tmp_path / "b", table={"columns": COLUMNS, "rows": ROWS}, estimate=estimate)
-        section = section_of(tmp_path)
-        assert not section.panels
-        assert section.tables[0].rows == ROWS
 
 
 # -- damage --------------------------------------------------------------------------------------------------

@@ -9,21 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..files import first_process, mapping_in, safe_name, write_text
+from ..files import first_process, safe_name, write_text
 from ..words import amount, several, span
 from . import options as o
 from .terminal import (
     default_folder,
-    differing,
     err,
     fresh_folder,
     kept_there,
     out,
     progress_bar,
-    refuse_other_settings,
-    refuse_other_text,
-    same_command,
-    settings_of,
     table,
     with_stages,
     write_origin,
@@ -80,7 +75,6 @@ def run_comparison(
 ) -> None:  # fmt: skip
     """Compare `items`; `options` are those of `measure`, `how` those of `meter.compare`. Each measurement is saved in a
     folder of its own as soon as it is done: after an interruption, give these folders as items to measure none twice.
-    The same command may be made again, as long as its texts are the same.
     """
     from ..meter import compare as run
     from ..meter.compare import plan
@@ -92,9 +86,6 @@ def run_comparison(
     with progress_bar("opening the models", quiet=as_json) as move:
         jobs = plan(items, options=options, **how)
         to_measure = sum(not isinstance(job, Condensation) for job in jobs)
-        again = same_command(folder, config)
-        if again and not force:
-            _refuse_other_results(folder, jobs)
 
         def started(name: str, number: int, total: int) -> None:
             nonlocal now
@@ -110,14 +101,14 @@ def run_comparison(
             nonlocal kept
             if first_process():
                 place = folder / "results" / _folder_name(result)
-                if not force:
-                    refuse_other_text(place, result.record.text.sha256)
-                    refuse_other_settings(place, result.record)
                 with writing(folder):
                     result.save(place / "result.json")
             kept += 1
 
-        with fresh_folder(folder, "comparison", force=force or again):
+        with fresh_folder(folder, "comparison", force=force):
+            if not force and any(folder.glob("results/*/result.json")):
+                what = "measurements of an unfinished comparison (name their folders in place of their models)"
+                raise kept_there(folder, what)
             callbacks = {"started": started, "finished": finished, **with_stages(windows)}
             try:
                 comparison = run(items, **how, **callbacks, **options)
@@ -125,15 +116,16 @@ def run_comparison(
                 if kept:
                     place, measured = folder / "results", several(to_measure, "measurement")
                     stop.add_note(f"interrupted: {place} holds {kept} of {measured}, in a folder each.")
-                    stop.add_note("To measure none twice, name these folders in place of their models and texts.")
+                    stop.add_note(
+                        "To measure none twice, name these folders in place of their models and texts; add --force."
+                    )
                 raise
             if not first_process():
                 return
             with writing(folder):
                 write_text(folder / "result.json", comparison.to_json())
                 comparison.plot(folder)
-                identities = [_identity(result) for result in comparison.results]
-                write_origin(folder, config, time.monotonic() - begun, results=identities)
+                write_origin(folder, config, time.monotonic() - begun)
     if as_json:
         print(comparison.to_json(), end="")
         return
@@ -147,19 +139,6 @@ def run_comparison(
     if comparison.difference is not None:
         out.print(comparison.difference.sentence)
     out.print(f"written: {folder}/result.json, heatmaps.png, trend.png, curves.png, each figure with its CSV")
-
-
-def _refuse_other_results(folder: Path, jobs: Sequence[Any]) -> None:
-    """Refuse to replace a comparison by one of saved results that lie where others lay, of another text or with other
-    settings. What is measured is looked at where it is saved."""
-    before = mapping_in(folder / "run.json").get("results")
-    for job, there in zip(jobs, before if isinstance(before, list) else ()):
-        if not isinstance(job, tuple) and (other := differing(there, _identity(job))):
-            raise kept_there(folder, f"a comparison of another {job.label} on {job.text}, {other}")
-
-
-def _identity(result: Condensation) -> dict[str, Any]:
-    return {"text": result.record.text.sha256[:12], **settings_of(result.record)}
 
 
 def _table(comparison: Comparison) -> Any:

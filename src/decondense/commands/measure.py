@@ -15,16 +15,12 @@ from ..words import from_where, several, span
 from . import options as o
 from .compare import run_comparison
 from .terminal import (
-    ELSEWHERE,
     bar,
     default_folder,
     err,
     fresh_folder,
-    measurement_in,
     out,
     progress_bar,
-    refuse_other_text,
-    same_command,
     table,
     with_stages,
     write_origin,
@@ -82,56 +78,51 @@ def measure(
         callbacks["stage"]("opening the model")  # GGUF weights are converted here, once
         from ..meter.run import check
         from ..models import files_state, resolve
-        from ..text import open_text
 
         check(model, **options)
         files = files_state(resolve(model, revision=revision))  # before they are read: they may be replaced meanwhile
-        there = None if force else _made_by(target, config)
-        if there is not None and "images" not in options:  # a name does not tell the text, nor do stdin and a path
-            opened = open_text(text, data=data, column=column)
-            refuse_other_text(target, opened.sha256)
-            options |= {"text": opened}
-        stored = there if there is not None and resume and _finished(target, there, config, files) else None
-        if (result := stored) is None:
-            finished = getattr(measurement_in(target), "complete", False)  # --resume alone does not replace it
-            begun = resume and not finished and any(target.glob("partial-*.npz"))
-            with fresh_folder(target, "measurement", force=force or begun or same_command(target, config)) as folder:
-                result = _measure_into(
-                    folder, config, options, files=files, resume=resume, force=force, callbacks=callbacks
-                )
+        there = _result_in(target) if resume and not force else None
+        finished = there is not None and there.complete and _same(target, there, config, files)
+        if there is None or not finished:
+            begun = there is not None and not there.complete and any(target.glob("partial-*.npz"))
+            with fresh_folder(target, "measurement", force=force or begun) as folder:
+                there = _measure_into(folder, config, options, files=files, resume=resume, callbacks=callbacks)
     if not first_process():
         return
-    if stored is not None:
-        err.print(f"this measurement is finished: {target / 'result.json'}; to make it again, leave out --resume.")
+    if finished:
+        err.print(f"this measurement is finished: {target / 'result.json'}; to make it again, give --force.")
     if as_json:
-        print(result.to_json(), end="")
-    elif stored is None:
-        show(result, target)
+        print(there.to_json(), end="")
+    elif not finished:
+        show(there, target)
 
 
-def _made_by(folder: Path, config: dict[str, Any]) -> Condensation | None:
-    """The result in the folder that this very command made, of whatever text and weights; None for a damaged one."""
+def _result_in(folder: Path) -> Condensation | None:
+    """The measurement in a folder; None if there is none, or a damaged one."""
     from ..meter import Condensation, load
 
     try:
-        result = load(folder) if same_command(folder, config) else None
+        there = load(folder)
     except (ValueError, OSError):
         return None
-    return result if isinstance(result, Condensation) else None
+    return there if isinstance(there, Condensation) else None
 
 
-def _finished(folder: Path, there: Condensation, config: dict[str, Any], files: str) -> bool:
-    """Whether the result in the folder is complete, and of these `files` of the model and these settings."""
-    if not files or mapping_in(folder / "run.json").get("model_files") != files:
+def _same(folder: Path, there: Condensation, config: dict[str, Any], files: str) -> bool:
+    """Whether the result in the folder is of this command, these `files` of the model and this text."""
+    from ..text import open_text
+
+    stored = mapping_in(folder / "config.yaml") | there.record.settings
+    differ = {key for key, value in config.items() if stored.get(key) != value} - {"device", "data", "batch"}
+    if differ or not files or mapping_in(folder / "run.json").get("model_files") != files:
         return False
-    settings = there.record.settings.items()
-    same = all(config.get(key) == value for key, value in settings if key not in ELSEWHERE)
-    return same and there.complete and not any(folder.glob("partial-*.npz"))
+    opened = open_text(config["text"], data=config["data"], column=config["column"])  # its name does not tell a text
+    return opened.sha256 == there.record.text.sha256
 
 
 def _measure_into(
     folder: Path, config: dict[str, Any], options: dict[str, Any], *, files: str, resume: bool,
-    force: bool, callbacks: dict[str, Any],
+    callbacks: dict[str, Any],
 ) -> Condensation:  # fmt: skip
     from ..meter import Interrupted
     from ..meter import measure as run
@@ -144,8 +135,6 @@ def _measure_into(
         resumable = options | {"partial": folder, "resume": resume}
         arguments = _of_images(config["model"], options) if "images" in options else resumable
         result = run(config["model"], **arguments, **callbacks)
-        if "images" in options and not force:  # what they are is known once they are read
-            refuse_other_text(folder, result.record.text.sha256)
     except Interrupted as stop:
         if stop.result is not None and first_process():
             write_files(folder, config, stop.result, time.monotonic() - begun, files)

@@ -11,23 +11,19 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..files import first_process, mapping_in, os_sentence, output_folder, safe_name, sole_writer, to_yaml, write_text
-from ..words import duration, from_where, nobody
-
-if TYPE_CHECKING:
-    from ..records import Measurement
+from ..files import first_process, os_sentence, output_folder, safe_name, sole_writer, to_yaml, write_text
+from ..words import duration, nobody
 
 # Names of models, texts and folders must not be read as markup, nor a ":train:" in them as an emoji.
 out = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
 err = Console(soft_wrap=True, highlight=False, markup=False, emoji=False, stderr=True)
 WORD = 16  # letters of a word that are kept together in a narrow table
-ELSEWHERE = ("device", "data", "batch")  # settings that may differ when a command is repeated
 EVERY = 10.0  # seconds between lines of progress that go into a file or a pipe
 
 
@@ -68,50 +64,6 @@ def write_origin(folder: Path, config: dict[str, Any], seconds: float, **more: A
     machine = hardware(pick_device(None if config["device"] == "auto" else config["device"]))
     write_text(folder / "config.yaml", to_yaml(config))
     write_text(folder / "run.json", json.dumps({"seconds": round(seconds, 2), "hardware": machine, **more}) + "\n")
-
-
-def same_command(folder: Path, config: dict[str, Any]) -> bool:
-    """Whether the folder holds the result of this very command, which may be made again."""
-    stored = mapping_in(folder / "config.yaml")
-    return all(stored.get(key) == value for key, value in config.items() if key not in ELSEWHERE)
-
-
-def refuse_other_text(folder: Path, sha256: str) -> None:
-    """Refuse to replace the measurement in a folder, if there is one, by one of another text, or of other images."""
-    there = measurement_in(folder)
-    if there is not None and there.text.sha256 != sha256:
-        other = "other images" if "inputs" in there.settings else "another text"
-        raise kept_there(folder, f"a result of {other}, {from_where(there.text.name, there.text.source)}")
-
-
-def refuse_other_settings(folder: Path, new: Measurement) -> None:
-    """Refuse to replace the measurement in a folder, if there is one, by one with other settings."""
-    there = measurement_in(folder)
-    if there is not None and (other := differing(settings_of(there), settings_of(new))):
-        raise kept_there(folder, f"a result with other settings, {other}")
-
-
-def settings_of(record: Measurement) -> dict[str, Any]:
-    """The settings of a measurement, those aside that may differ when it is made again."""
-    settings = {key: value for key, value in record.settings.items() if key not in ELSEWHERE}
-    return settings | {"stack": record.model.stack, "dtype": record.model.dtype}
-
-
-def differing(there: dict[str, Any], new: dict[str, Any]) -> str:
-    """In words what differs between settings: "windows 3, now 4"; "" if nothing does."""
-    keys = [key for key in {**there, **new} if there.get(key) != new.get(key)]
-    return ", ".join(f"{key} {there.get(key)}, now {new.get(key)}" for key in keys)
-
-
-def measurement_in(folder: Path) -> Measurement | None:
-    """The measurement in a folder; None if there is none, or a damaged one."""
-    from ..records import Measurement, read
-
-    try:
-        there = read(folder)
-    except (ValueError, OSError):
-        return None
-    return there if isinstance(there, Measurement) else None
 
 
 def kept_there(folder: Path, what: str) -> ValueError:

@@ -47,13 +47,10 @@ def score_figure(record: Evaluation, path: Where = None, **where: Any) -> Any:
     return draw([Strip([[chart]], size, chart.note)], path, name="scores.png", rows=chart.rows, **where)
 
 
-def forest_chart(
-    title: str, rows: Sequence[Row], *, scale: float = 100.0, unit: str = "points", power: float,
-    contrast: str = "treated − base",
-) -> Chart:  # fmt: skip
-    """One line per task, averages last. A square is the difference (`contrast` names the arms), larger with more items,
-    filled if it is significant (for tasks after Holm's correction); its line is the 95 % interval. Small dots are
-    single seeds. The grey band holds differences that this design could have missed."""
+def forest_chart(title: str, rows: Sequence[Row], *, scale: float = 100.0, unit: str = "points", power: float) -> Chart:
+    """One line per task, averages last. A square is the difference, larger with more items, filled if it is significant
+    (for tasks after Holm's correction); its line is the 95 % interval. Small dots are single seeds. The grey band holds
+    differences that this design could have missed."""
     places = list(range(len(rows), 0, -1))
     averages = sum(row["task"] in (AVERAGE, WEIGHTED) for row in rows)
     reaches = [None if row["smallest_effect"] is None else scale * row["smallest_effect"] for row in rows]
@@ -79,7 +76,7 @@ def forest_chart(
     )
     ticks = [(place, f"{row['task']}  ({row['items']:,})") for place, row in zip(places, rows)]
     return Chart(
-        title, Axis(f"{contrast}, {unit}", _shown_range(rows, scale)),
+        title, Axis(f"treated − base, {unit}", _shown_range(rows, scale)),
         Axis(ticks=ticks, range=(0.4, len(rows) + 0.6), grid=False), [Frame(marks)],
         [Rule(0, colour=INK, width=1.5), *([Rule(averages + 0.5, "y")] if averages else [])],
         [Box((-r, r), (place - 0.42, place + 0.42)) for place, r in zip(places, reaches) if r is not None],

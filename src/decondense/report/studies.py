@@ -1,4 +1,4 @@
-"""The section of a study: verdict, table, forest plot of benchmarks, and charts of the runs it rests on."""
+"""The section of a study: verdict, table, its own figures, and charts of the runs it rests on."""
 
 from __future__ import annotations
 
@@ -8,22 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
-
-from ..figures.tasks import forest_chart
 from ..records import Damaged, Measured, Study, Training, read
-from ..records.evaluation import TaskDifference
 from .claims import claim_of
 from .panels import BLOCKS, SPEARMAN, Line, Shot, curve_panel, depth_panel, depths_of, heat_panel, numbered, trend_panel
 from .section import Panel, Picture, Section, Source, Table, inside, reason
-from .sections import difference_table, origin_of
+from .sections import origin_of
 
 HEATMAPS = 6
 """Most runs that are drawn as heatmaps."""
 FRAMES = 16
 """Most heatmaps of a study in all, over runs and steps: they make up most of the page's size."""
-ALPHA, POWER = 0.05, 0.8
-"""Level and power at which studies state significance and the smallest effect, as `decondense significance` does."""
 T = TypeVar("T")
 
 
@@ -31,15 +25,7 @@ def study(source: Source[Study]) -> Section:
     record = source.record
     lines, notes = read_lines(source)
     panels = _panels(lines)
-    tables = []
-    if record.table.columns:
-        numbers = Table("Numbers", record.table.columns, record.table.rows)
-        rows, contrast = benchmark_rows(record)
-        if rows:
-            panels.insert(0, Panel([forest_chart(f"Benchmarks: {contrast}", rows, power=POWER, contrast=contrast)]))
-            differences = difference_table(rows)
-            numbers.shown, numbers.heads, numbers.note = differences.shown, differences.heads, differences.note
-        tables.append(numbers)
+    tables = [Table("Numbers", record.table.columns, record.table.rows)] if record.table.columns else []
     pictures = []
     for name in record.figures:
         try:
@@ -187,32 +173,3 @@ def _heat(arms: dict[str, list[Line]]) -> Panel | None:
     title = "Geometry before, during and after" if any(len(row) > 1 for _, row in rows) else "Geometry"
     named = any(shot.name for _, row in rows for shot in row)
     return heat_panel(rows, title, " ".join(notes), slider="Checkpoint" if named else "Training step")
-
-
-class _Estimate(BaseModel):
-    """The estimate of a comparison of two arms; its other fields are ignored."""
-
-    runs: dict[str, dict[str, dict[str, float]]] = Field(min_length=2, max_length=2)  # by arm, seed and task
-    macro: dict[str, Any] | None = None
-
-
-def benchmark_rows(record: Study) -> tuple[list[dict[str, Any]], str]:
-    """Return the rows of a table of differences between two arms for the forest plot, and the names of the arms; no
-    rows if the table is of another kind. Single seeds come from the estimate, whose `runs` are (base, treated)."""
-    rows = []
-    try:
-        estimate = _Estimate.model_validate(record.estimate)
-        base, treated = estimate.runs
-        for values in record.table.rows:
-            cells = dict(zip(record.table.columns, values))
-            task = str(cells.get("task"))
-            seeds = [scores[task] for scores in estimate.runs[treated].values() if task in scores]
-            if task == "average":
-                seeds = (estimate.macro or {}).get("treated_seeds", [])
-            defaults = {"treated_seeds": seeds, "base_seeds": [], "test": "", "significant": False}
-            row = TaskDifference.model_validate(cells | defaults)
-            row.significant = (row.p if row.p_holm is None else row.p_holm) <= ALPHA
-            rows.append(row.model_dump())
-    except ValidationError:
-        return [], ""
-    return rows, f"{treated} − {base}"
