@@ -178,19 +178,6 @@ def crossing(m: int) -> float:
     return math.sqrt(float(root))
 
 
-def cosine_bounds(x: ArrayLike, y: ArrayLike, m: int) -> tuple[float, float]:
-    """Return (low, high), between which the expected cosine after padding lies.
-
-    The bounds of α multiply a positive cosine; a negative cosine swaps them, and 0 stays 0. The paper states its
-    inequality for any cosine, but it needs a positive one.
-    """
-    c = cosine(x, y)
-    lengths = [float(np.linalg.norm(v)) for v in (x, y)]
-    small = c * math.prod(lower_bound(r, m) for r in lengths)
-    large = c * math.prod(sharp_upper(r, m) for r in lengths)
-    return min(small, large), max(small, large)
-
-
 def curves(m: int = GPT2_PADDING, *, points: int = 121) -> dict[str, NDArray]:
     """Return the figure's numbers: α, its bounds and its effective padding, over lengths "r" from 1/100 to 100 times
     the crossing, evenly in log r; m > 2."""

@@ -79,7 +79,7 @@ def test_extremes_are_finite(name, extreme, dtype):
     assert value.isfinite()
     g = grad(value, z)
     assert g.dtype == dtype
-    if dtype == torch.float16 and name in losses.RIVALS:
+    if dtype == torch.float16 and name in losses.registered("rival"):
         # unit vectors without ε have a slope of 1/‖z‖, and VICReg one of ‖z‖³: what float16 cannot hold is infinite,
         # which a gradient scaler notices, and nothing else is
         full = z.detach().float().requires_grad_()
@@ -111,13 +111,13 @@ def test_nan_and_inf_come_out_as_nan(name, bad):
 
 
 @pytest.mark.parametrize("shape", [(2, 40, 24), (2, 24, 40)])
-@pytest.mark.parametrize("name", losses.RIVALS)
+@pytest.mark.parametrize("name", losses.registered("rival"))
 def test_float32_next_to_float64(name, shape):
     """A condensed cloud with an outlier feature, as real models have them: five digits are left."""
     z = cloud(shape, cone=5.0)
     z[..., 3] *= 30
     single, double = z.float().requires_grad_(), z.float().double().requires_grad_()
-    a, b = losses.RIVALS[name](single), losses.RIVALS[name](double)
+    a, b = getattr(losses, name)(single), getattr(losses, name)(double)
     assert a.item() == pytest.approx(b.item(), rel=1e-5, abs=1e-5)
     ga, gb = grad(a, single).double(), grad(b, double)
     assert (ga - gb).norm() <= 1e-4 * gb.norm()

@@ -149,7 +149,3 @@ def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "swift", None)
     with pytest.raises(ImportError, match="register needs ms-swift"):
         register()
-    monkeypatch.setitem(sys.modules, "axolotl", None)
-    monkeypatch.delitem(sys.modules, "decondense.integrations.axolotl", raising=False)
-    with pytest.raises(ImportError, match=r"integrations\.axolotl needs axolotl"):
-        import decondense.integrations.axolotl  # noqa: F401

@@ -12,15 +12,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from axolotl.integrations.base import BasePlugin
 from pydantic import BaseModel, field_validator
 
 from ..handle import Handle
 from ..regularizer import regularize, term_of
-
-try:
-    from axolotl.integrations.base import BasePlugin
-except ImportError as error:
-    raise ImportError(f"decondense.integrations.axolotl needs axolotl, and importing it failed ({error}).") from error
 
 
 class DecondenseArgs(BaseModel):

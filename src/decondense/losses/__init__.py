@@ -1,8 +1,8 @@
 """The losses: plain functions of z (batch, tokens, width), and `get`, which returns them as modules, with presets.
 
 Every file here is imported, which registers its loss: a new loss is a new file (`registry.py`). `registered()` lists
-all losses; `LOSSES` are those of the paper and its released code, `RIVALS` those of the literature with the same aim,
-`CONTROLS` those that a study compares them with.
+all losses, `registered("paper")` those of the paper; other sources are "released", its released code, "rival", the
+literature with the same aim, and "control", what a study compares them with.
 """
 
 from importlib import import_module
@@ -34,13 +34,7 @@ for _module in iter_modules(__path__):
 # A file and its loss have the same name: `losses.NAME` must be the function.
 globals().update({name: entry.function for name, entry in registered().items()})
 
-LOSSES = {name: entry.function for name, entry in (registered("paper") | registered("released")).items()}
-RIVALS, CONTROLS = ({name: entry.function for name, entry in registered(of).items()} for of in ("rival", "control"))
-
-__all__ = [
-    "CONTROLS", "LOSSES", "RIVALS", "Loss", "algorithm_1", "get", "mean_cosine", "pooled_covariance", "register",
-    "registered", *registered(),
-]  # fmt: skip
+__all__ = ["Loss", "algorithm_1", "get", "mean_cosine", "pooled_covariance", "register", "registered", *registered()]
 
 
 def __getattr__(name: str) -> Any:
