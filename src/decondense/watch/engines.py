@@ -61,16 +61,12 @@ def monitor(
     options = {name: value for name, value in locals().items() if name not in ("target", "log")}
     hs.refuse_lightning(target, "MonitorCallback")
     if isinstance(target, nn.Module):
-        return _of_model(unwrapped(target), log, options)
+        watch = Steps(unwrapped(target), log, options).watch
+        watch.look()
+        return watch
     if not isinstance(target, type) and hasattr(target, "callback_handler"):
         return _of_trainer(target, log or nobody, options)
     raise hs.no_target(target)
-
-
-def _of_model(model: nn.Module, log: Log | None, options: dict[str, Any]) -> Monitor:
-    steps = Steps(model, log, options)
-    steps.watch.look()
-    return steps.watch
 
 
 class Steps:
