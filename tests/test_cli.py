@@ -293,6 +293,14 @@ def test_letters_that_stdout_does_not_have_are_question_marks(words, monkeypatch
     assert seen[1] == "".join(letter if letter.isascii() else "?" for letter in seen[0]) != seen[0]
 
 
+def test_another_pipe_that_breaks_is_a_bug_with_its_trace():
+    worker = "def broken(*_, **__): raise BrokenPipeError(32, 'of a worker')"
+    code = f"from decondense import cli, studies\n{worker}\nstudies.find = broken\ncli.main(['study', 'dose'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.endswith("BrokenPipeError: [Errno 32] of a worker\n")
+
+
 @pytest.mark.usefixtures("unpainted")
 def test_measuring_says_what_it_does(model, tmp_path, monkeypatch):
     said = []

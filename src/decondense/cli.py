@@ -12,6 +12,7 @@ import errno
 import io
 import os
 import pkgutil
+import select
 import sys
 import warnings
 from importlib import import_module
@@ -111,10 +112,9 @@ def main(arguments: list[str] | None = None) -> None:
         error = end.__context__ if isinstance(end, SystemExit) else end  # typer and rich exit with 1 because of it
         if not isinstance(error, BrokenPipeError):
             raise
-        null_device = os.open(os.devnull, os.O_WRONLY)
-        for stream in (1, 2):  # else Python, at its end, would try to write the rest and complain
-            os.dup2(null_device, stream)
-        sys.exit(141)
+        if _unheard():
+            sys.exit(141)
+        raise error from None
 
 
 def _warning(message: Any, category: Any, filename: str, *place: Any, **line: Any) -> str:
@@ -135,6 +135,25 @@ def _run(arguments: list[str] | None) -> None:
             raise
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
+
+
+def _unheard() -> bool:
+    """Whether stdout or stderr lost its reader; if not, another pipe broke. A stream without a reader is redirected to
+    the null device, so that Python does not try to write its buffer again and complain."""
+    gone = [stream for stream in (sys.__stdout__, sys.__stderr__) if stream is not None and _closed(stream.fileno())]
+    null_device = os.open(os.devnull, os.O_WRONLY)
+    for stream in gone:
+        os.dup2(null_device, stream.fileno())
+    return bool(gone)
+
+
+def _closed(pipe: int) -> bool:
+    """Whether the pipe's reader is gone; also true where rich has put the null device in its place, or without poll."""
+    if not hasattr(select, "poll") or os.path.samestat(os.fstat(pipe), os.stat(os.devnull)):
+        return True
+    poll = select.poll()
+    poll.register(pipe, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _on_purpose(error: BaseException) -> bool:
