@@ -1,4 +1,4 @@
-"""More tokens in the Llama, in docs/pretraining-details.md, and in README.md what it takes from there."""
+"""More tokens in the Llama, and twice the width in the GPT2, in docs/pretraining-details.md and README.md."""
 
 from __future__ import annotations
 
@@ -253,3 +253,30 @@ def test_the_open_cone_in_the_readme():
         100 * row["tasks_level"], -row["lambada_nats_high"], -row["lambada_nats_low"]
     )
     assert f"by {lost} {listed}." in README
+
+
+def test_twice_the_width():
+    base, uniform = both(UNIFORM, "gpt2 768 · 40M")
+    _, dispersed = both(DISPERSED, "gpt2 768 · 40M")
+    size = base[11].model.parameters
+    assert f"width 768 ({size / 1e6:.0f}M parameters, {4e7 / size:.2f} tokens for each), seeds 11 to 13" in RESULTS
+    level, narrow = (
+        np.mean([by_document(KEPT[f"{PLAIN} · {model} · 40M"][s]) for s in base]) for model in ("gpt2 768", "gpt2")
+    )
+    assert f"ends at {level:.3f}, over the same seeds {narrow - level:.3f} nats below that of width 384" in RESULTS
+    gaps = [signed(gap, 4) for gap in apart(UNIFORM, "gpt2 768 · 40M")]
+    assert "level with it ({}, {} and {} over the seeds);".format(*gaps) in RESULTS
+    assert f"the corrected interval, {corrected(f'{UNIFORM} · gpt2 768 · 40M')}, contains" in RESULTS
+    behind = apart(DISPERSED, "gpt2 768 · 40M")
+    assert f"in every seed, by {min(behind):.3f} to {max(behind):.3f}, and in every text" in RESULTS
+    pairs = by_texts(list(base.values()), list(dispersed.values()))
+    assert all(((treated - plain).mean(1) > 0).all() for plain, treated in pairs)
+    ends = [np.mean([run.snapshots[-1].blocks for run in arm.values()]) for arm in (base, dispersed)]
+    assert "mean cosine of the blocks from {:.3f} to {:.3f}.".format(*ends) in RESULTS
+    gaps = course(UNIFORM, "gpt2 768 · 40M")
+    assert f"uniformity leads by {lead(gaps)[0]:.1f} nats at first and by nothing at the end" in RESULTS
+    assert abs(over(gaps, 35, 41).mean()) < 0.002
+    row = next(row for row in table("pretrain") if (row["loss"], row["model"]) == (UNIFORM, "gpt2 768"))
+    told = "{} [{}, {}]".format(*(signed(row[end], 3) for end in ("difference", "low", "high")))
+    assert told in RESULTS
+    assert {run.recipe["train"]["learning_rate"] for run in (*base.values(), *uniform.values())} == {0.0015}
