@@ -86,7 +86,8 @@ def run_comparison(
     with progress_bar("opening the models", quiet=as_json) as move:
         jobs = plan(items, options=options, **how)
         to_measure = sum(not isinstance(job, Condensation) for job in jobs)
-        taken = {place for path in map(Path, items) for place in (path.resolve(), path.resolve().parent)}  # saved results
+        saved = [Path(item).resolve() for item in items]
+        taken = {*saved, *(path.parent for path in saved)}
 
         def started(name: str, number: int, total: int) -> None:
             nonlocal now
