@@ -96,6 +96,24 @@ def test_two_texts_of_one_file_name_have_a_folder_each(items, tmp_path):
     assert [row["text"] for row in rows] == ["p/text.txt", "q/text.txt"]
 
 
+def test_two_models_of_one_name_have_a_folder_each(items, tmp_path, monkeypatch):
+    """a/b-c and a-b/c were both kept in a-b-c, where the second replaced the first; a saved result is not replaced."""
+    monkeypatch.chdir(tmp_path)
+    names = ["a/b-c", "a-b/c"]
+    for old, new in zip(items, names):
+        Path(new).parent.mkdir()
+        Path(old).rename(new)
+    assert run("compare", *names, *items[2:], "--out", "c")[0] == 0
+
+    def kept() -> dict[str, int]:
+        return {path.name: dc.load(path).layers for path in Path("c", "results").iterdir()}
+
+    assert kept() == {"a-b-c-a.txt": 2, "a-b-c-a.txt-2": 3}
+    Path("c", "results", "a-b-c-a.txt-2", "result.json").unlink()
+    assert run("compare", "c/results/a-b-c-a.txt/result.json", names[1], *items[2:], "--out", "c", "--force")[0] == 0
+    assert kept() == {"a-b-c-a.txt": 2, "a-b-c-a.txt-2": 3}
+
+
 def test_a_live_comparison_is_drawn_as_its_record_is(tmp_path):
     ids = torch.randint(3, 97, (12, 8), generator=torch.Generator().manual_seed(0))
     config = tf.GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=16, vocab_size=97, eos_token_id=1)

@@ -86,6 +86,8 @@ def run_comparison(
     with progress_bar("opening the models", quiet=as_json) as move:
         jobs = plan(items, options=options, **how)
         to_measure = sum(not isinstance(job, Condensation) for job in jobs)
+        saved = [Path(item).resolve() for item in items]
+        taken = {*saved, *(path.parent for path in saved)}
 
         def started(name: str, number: int, total: int) -> None:
             nonlocal now
@@ -100,7 +102,12 @@ def run_comparison(
         def finished(result: Condensation) -> None:
             nonlocal kept
             if first_process():
-                place = folder / "results" / _folder_name(result)
+                name, number = _folder_name(result), 1
+                place = (folder / "results" / name).resolve()
+                while place in taken:  # by another of this name, as a/b-c and a-b/c have, or model and model.gguf
+                    number += 1
+                    place = place.with_name(f"{name}-{number}")
+                taken.add(place)
                 with writing(folder):
                     result.save(place / "result.json")
             kept += 1
