@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from test_quoted_results import PLAIN, README, RESULTS, estimate, runs, table
+from test_quoted_results import PLAIN, README, RESULTS, ROOT, estimate, runs, table
 from test_quoted_results import words_of as page
 
 from decondense.records import Training
@@ -12,6 +12,7 @@ from decondense.stats.significance import holm
 from decondense.stats.verdicts import interval, signed
 from decondense.studies.contrasts import by_texts
 from decondense.studies.runs import by_document
+from decondense.train.recipe import load_recipe
 
 UNIFORM, DECORRELATED, DISPERSED = "uniformity last 0.1", "decorrelation last 0.3", "dispersion all 0.1"
 KEPT, CELLS = runs("pretrain"), estimate("pretrain")["cells"]
@@ -253,6 +254,17 @@ def test_the_open_cone_in_the_readme():
         100 * row["tasks_level"], -row["lambada_nats_high"], -row["lambada_nats_low"]
     )
     assert f"by {lost} {listed}." in README
+
+
+def test_the_recipe_is_the_arm_that_gained():
+    file = ROOT / "recipes" / "pretrain-small.yaml"
+    (run, *_) = KEPT[f"{DISPERSED} · gpt2 at 0.005 · 160M"].values()
+    recipe = load_recipe(file, ["train.seed=11"])
+    assert recipe.model_dump(mode="json") == run.recipe | {"name": recipe.name}
+    gained = next(row for row in table("pretrain") if row["p_holm"] < 0.05 and row["difference"] < 0)
+    assert (gained["loss"], gained["model"], gained["tokens"]) == (DISPERSED, "gpt2 at 0.005", 16e7)
+    text = " ".join(file.read_text(encoding="utf-8").replace("#", "").split())
+    assert f"the one significant gain that the study `pretrain` found: {-gained['difference']:.3f} nats" in text
 
 
 def test_twice_the_width():
