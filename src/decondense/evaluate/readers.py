@@ -27,7 +27,13 @@ from .samples import first_line, read_samples
 def read_logs(path: str | Path, wanted: Wanted | None = None) -> list[Log]:
     """Read the runs in a folder or file of any tool: one, or several where a table has several seeds."""
     wanted = wanted or Wanted()
-    logs = _read(Path(path), wanted)
+    try:
+        logs = _read(Path(path), wanted)
+    except (KeyError, AttributeError, TypeError, IndexError) as error:
+        raise Damaged(
+            f"{str(path)!r} must be a log as its tool writes it, got one of another form "
+            f"({type(error).__name__}: {error}): log it again."
+        ) from error
     for log in logs:
         columns.check(log)
         for scores in log.tasks.values() if wanted.higher_is_better is not None else ():
@@ -189,7 +195,10 @@ def _details(task: str, rows: list[dict[str, Any]], wanted: Wanted, path: Path) 
     values = np.array(numbers((row["metric"].get(metric) for row in rows), task, path))
     golds = [doc["gold_index"] if isinstance(doc["gold_index"], list) else [doc["gold_index"]] for doc in docs]
     logprobs = [row["model_response"].get("logprobs") or [] for row in rows]
-    known = all(len(v) == len(doc["choices"]) > 0 and gold for v, doc, gold in zip(logprobs, docs, golds))
+    known = all(
+        len(v) == len(doc["choices"]) > 0 and gold and set(gold) <= set(range(len(v)))
+        for v, doc, gold in zip(logprobs, docs, golds)
+    )
     questions = [[doc["query"], doc["choices"], row["model_response"].get("input")] for doc, row in zip(docs, rows)]
     hashes = [item_hash(question, gold) for question, gold in zip(questions, golds)]
     return Scores(

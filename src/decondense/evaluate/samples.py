@@ -5,6 +5,7 @@ per item: lines are read one by one, and the rest of each is dropped at once."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +26,7 @@ from .logs import Log, Scores, Wanted, item_id, numbers, pick
 SAMPLES = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl")
 NOT_METRICS = {"doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics"}
 NOT_METRICS |= {"doc_hash", "prompt_hash", "target_hash"}
+PER_UNIT = ("byte_perplexity", "bits_per_byte", "word_perplexity")  # logged as [log-likelihood, number of units]
 
 
 class Sample(NamedTuple):
@@ -75,31 +77,43 @@ def read_samples(path: Path, files: Sequence[Path], wanted: Wanted) -> Log:
 
 def _by_filter(subtask: str, file: Path, wanted: Wanted) -> dict[str, list[Sample]]:
     """filter → the samples read by it, in the order of the file."""
+    with file.open("rb") as lines:
+        rows = _lines(file, lines)
+        return grouped((str(row.get("filter", "none")), _sample(subtask, at, row, wanted, file)) for at, row in rows)
+
+
+@contextlib.contextmanager
+def _as_logged(place: int, file: Path) -> Iterator[None]:
+    """Raise what a line without its fields, or with others in their place, makes go wrong in the block as Damaged."""
     try:
-        with file.open("rb") as lines:
-            rows = _lines(file, lines)
-            return grouped((row.get("filter", "none"), _sample(subtask, at, row, wanted, file)) for at, row in rows)
-    except (KeyError, AttributeError, TypeError, IndexError) as error:
+        yield
+    except (KeyError, AttributeError, TypeError, IndexError, ValueError) as error:
         raise Damaged(
-            f"{str(file)!r} must hold samples of lm-eval, but {subtask!r} lacks {error}: log it again."
+            f"line {place} of {str(file)!r} must be a sample of lm-eval, got one of another form "
+            f"({type(error).__name__}: {error}): log it again."
         ) from error
 
 
 def _sample(subtask: str, place: int, row: dict[str, Any], wanted: Wanted, file: Path) -> Sample:
-    arguments, target, answer = row["arguments"], row["target"], row["filtered_resps"]
-    scored = isinstance(answer[0], list) and len(answer[0]) == 2
-    likelihoods = [float(value) for value, _ in answer] if scored else None
-    own = None
-    if "doc_hash" in row and "prompt_hash" in row and "target_hash" in row:
-        own = row["doc_hash"][:16] + row["prompt_hash"][:16] + row["target_hash"][:16]
+    with _as_logged(place, file):
+        arguments, target, answer = row["arguments"], row["target"], row["filtered_resps"]
+        scored = isinstance(answer[0], list) and len(answer[0]) == 2
+        likelihoods = [float(value) for value, _ in answer] if scored else None
+        own = None
+        if "doc_hash" in row and "prompt_hash" in row and "target_hash" in row:
+            own = row["doc_hash"][:16] + row["prompt_hash"][:16] + row["target_hash"][:16]
+        metrics = {key: row[key] for key in row.get("metrics") or [key for key in row if key not in NOT_METRICS]}
+        for kind in PER_UNIT:
+            if isinstance(metrics.get(kind), list):  # a task's own perplexity of an item is a plain number
+                nats, units = metrics[kind]
+                metrics[kind] = [float(nats) / max(1, units)]
+        gold = [] if likelihoods is None else _gold(metrics.get("acc"), target, arguments, likelihoods)
     cluster = None
     if wanted.cluster is not None:
         fields = {"subtask": subtask} | (row["doc"] if isinstance(row["doc"], dict) else {})
         if wanted.cluster not in fields:
             raise logs.unknown_field(wanted.cluster, fields, file)
         cluster = str(fields[wanted.cluster])
-    metrics = {key: row[key] for key in row.get("metrics") or [key for key in row if key not in NOT_METRICS]}
-    gold = [] if likelihoods is None else _gold(metrics.get("acc"), target, arguments, likelihoods)
     return Sample(subtask, row["doc_id"], metrics, likelihoods, gold, own, cluster, place)
 
 
@@ -128,12 +142,10 @@ def _samples(
 
 def _likelihood(rows: Sequence[Sample]) -> np.ndarray | None:
     """Per item, the log of the softmax share of the right choice, the log-likelihood of a single continuation, or that
-    of a text per byte (per word where bytes were not counted). ``None`` where a log does not tell what is right.
-    A task's own perplexity of an item is a number, not a log-likelihood with its count."""
-    kinds = ("byte_perplexity", "bits_per_byte", "word_perplexity")
-    per = next((kind for kind in kinds if all(isinstance(row.metrics.get(kind), list) for row in rows)), None)
+    of a text per byte (per word where bytes were not counted). ``None`` where a log does not tell what is right."""
+    per = next((kind for kind in PER_UNIT if all(isinstance(row.metrics.get(kind), list) for row in rows)), None)
     if per is not None:
-        return np.array([float(row.metrics[per][0]) / max(1, row.metrics[per][1]) for row in rows])
+        return np.array([row.metrics[per][0] for row in rows])
     if not all(row.gold for row in rows):
         return None
     return right_share([row.likelihoods or [] for row in rows], [row.gold for row in rows])
@@ -147,10 +159,10 @@ def _gold(accuracy: Any, target: str, arguments: dict[str, Any], values: list[fl
     best = values.index(max(values))
     if len(values) == 2 and accuracy in (0, 1):
         return [best if accuracy else 1 - best]
-    if not target.isdigit() or int(target) >= len(values):
+    if not target.isdecimal() or int(target) >= len(values):
         return []
     for argument in arguments.values():
-        continuation = next(reversed(argument.values()))
+        continuation = [*argument.values()][-1]
         if target in continuation and continuation.strip() == target:
             return []  # the choices are numbers themselves
     return [int(target)] if accuracy not in (0, 1) or bool(accuracy) == (int(target) == best) else []
@@ -163,7 +175,8 @@ def _prompt_hashes(places: Sequence[tuple[str, int]], files: dict[str, Path]) ->
     for name in dict.fromkeys(subtask for subtask, _ in places):
         with files[name].open("rb") as lines:
             for number, row in _lines(files[name], lines):
-                prompts = [list(one.values()) for one in row["arguments"].values()]
+                with _as_logged(number, files[name]):
+                    prompts = [list(one.values()) for one in row["arguments"].values()]
                 hashes[name, number] = item_hash(prompts, row["target"])
     return [hashes[place] for place in places]
 
