@@ -198,6 +198,28 @@ def test_what_changes_is_told_seed_by_seed_and_by_hand(tmp_path):
     assert confirmed({"512": 0.0, "1.02k": 0.0}).more == {}  # runs that keep no such thing
 
 
+def test_where_losses_end_over_learning_rates(tmp_path):
+    """By recipe and not by name; a loss with one rate is no line, and a model with two rates has no panel."""
+    study = find("pretrain")
+    settings = settings_of(study, "smoke", seeds=[1, 2])
+    rates = {"slow": 0.001, "plain": 0.003, "fast": 0.009}
+    models = {name: {"train": {"learning_rate": rate}} for name, rate in rates.items()}
+    losses = {"cross-entropy": {}, "vicreg": {"loss": {"name": "vicreg"}}, "koleo": {"loss": {"name": "koleo"}}}
+    settings["arms"] = arms({"models": models, "budgets": [512, 1024], "losses": losses})
+    made = {"cross-entropy": rates, "vicreg": ("plain", "fast"), "koleo": ("plain",)}
+    made = [f"{loss} · {model} · 512" for loss, of in made.items() for model in of]
+    made += [f"cross-entropy · {model} · 1.02k" for model in ("slow", "fast")]
+    runs = [training(arm, seed, {"one": [3.0 + i + seed / 10]}) for i, arm in enumerate(made) for seed in (1, 2)]
+    figure = study.conclude(Runs(runs, list(settings["arms"])), settings).more["rates.png"]
+    (panel,) = figure.args[0]
+    assert (panel["title"], panel["ticks"]) == ("slow, 512 tokens", [0.001, 0.003, 0.009])
+    assert panel["series"] == {
+        "cross-entropy": ([0.001, 0.003, 0.009], [pytest.approx([3.1 + i, 3.2 + i]) for i in range(3)]),
+        "vicreg": ([0.003, 0.009], [pytest.approx([3.1 + i, 3.2 + i]) for i in (3, 4)]),
+    }
+    assert figure(tmp_path / "rates.png").stat().st_size > 1000
+
+
 def test_what_only_some_runs_keep_is_shown_where_all_have_it():
     """Rank and noise of one place; a noise that was not to be seen in one seed is left out for all."""
     study = find("pretrain")

@@ -168,7 +168,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         "dots: seeds; bars: 95 % intervals over them alone; shaded: too small to matter"
         + "\nin brackets: what is subtracted, cross-entropy where no loss is named; in no correction" * bool(beside),
     ) if lines else None  # fmt: skip
-    more = _why(runs, tokens, settings, names)
+    more = _why(runs, tokens, settings, names) | _over_rates(runs, tokens, settings, names)
     return Conclusion(verdict, headline, sentence, columns, rows, estimate, draw, more)
 
 
@@ -217,6 +217,35 @@ def _why(
             figures[f"why-{slug(*place)}.png"] = partial(curves, why(base, losses, recipe, names), note=said, columns=2)
         drawn |= enough
     return figures
+
+
+def _over_rates(
+    runs: Runs, tokens: Mapping[Cell, int], settings: Settings, names: Sequence[str]
+) -> dict[str, Callable[[Path], object]]:
+    """A figure of where each loss ends over its learning rates, where one of them was trained at three or more."""
+    places: dict[str, tuple[Cell, dict[str, dict[float, list[float]]]]] = {}
+    for cell in (cell for cell in tokens if BETWEEN.join(cell) in runs):
+        recipe = joined(settings["base"], settings["arms"][BETWEEN.join(cell)])
+        shape = str(joined(recipe, {"loss": None, "train": {"learning_rate": None}}))
+        ends = places.setdefault(shape, (cell, {}))[1].setdefault(cell[0], {})
+        ends[recipe.get("train", {}).get("learning_rate")] = runs.values(BETWEEN.join(cell), by_document)
+    panels = []
+    for (_, *place), losses in places.values():
+        lines = {loss: dict(sorted(ends.items())) for loss, ends in losses.items() if len(ends) > 1}
+        if max(map(len, lines.values()), default=0) > 2:
+            panel: Settings = {
+                "title": f"{', '.join(place)} tokens",
+                "x": "learning rate",
+                "scale": "log",
+                "names": names,
+            }
+            panel |= {
+                "y": "held-out loss, nats per token",
+                "ticks": sorted({rate for ends in lines.values() for rate in ends}),
+            }
+            panels.append(panel | {"series": {loss: (list(ends), list(ends.values())) for loss, ends in lines.items()}})
+    note = "dots: seeds, not the same at every rate\nlines: their means; bars: 95 % intervals over them"
+    return {"rates.png": partial(curves, panels, note=note, columns=min(2, len(panels)))} if panels else {}
 
 
 def _paired(runs: Runs, arms: Mapping[str, str]) -> tuple[dict[int, Training], dict[str, dict[int, Training]]]:
