@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from test_quoted_gpt2 import beside
 from test_quoted_results import PLAIN, README, RESULTS, ROOT, STUDIES, estimate, runs, table
 
 from decondense.records import Training
@@ -83,7 +84,7 @@ def test_each_at_its_own_rate():
     gained, ahead = own(DISPERSED, LONGER)
     assert max(ahead) < 0
     assert f"own rates: **{gained}**; 320M, one rate, 0.003: " in RESULTS
-    assert f"; 160M {gained}; 80M {level}; at one rate: " in README
+    assert f"; each at its own rate: 160M {gained}, 80M {level}; at one rate: " in README
     brief, low, high = re.findall(r"[\d.]+", gained)
     assert (
         f"With each arm at its best learning rate it gains {brief} [{high}, {low}], over the four seeds that had no"
@@ -374,3 +375,35 @@ def test_which_runs_are_new():
     assert f"`rates` ({220 - len(names)} of 220 runs; 92 in all would be enough" in PROSE
     assert len(names) == 106
     assert len([row for row in table("rates") if row["chosen"]]) == 10
+
+
+def test_the_choice_of_rates_with_320m():
+    """How far the lead with 320M rests on which rates are compared, and in which seeds they were chosen."""
+    made, fast = runs("pretrain"), f"{DISPERSED} · gpt2 at 0.005 · 320M"
+    lower, slow, higher, same = (
+        f"{PLAIN} · gpt2 at 0.002 · 320M", f"{PLAIN} · gpt2 · 320M", f"{PLAIN} · gpt2 at 0.004 · 320M",
+        f"{PLAIN} · gpt2 at 0.005 · 320M",
+    )  # fmt: skip
+    best, *others = sorted(
+        (lower, slow, higher, same), key=lambda arm: np.mean([*map(by_document, made[arm].values())])
+    )
+    assert best == slow  # "on average the best of four rates"
+    assert f"| 320M tokens: {beside(fast, slow, tuple(FIVE))[0]} against the best of four rates, " in README
+    lowest = [min(by_document(made[arm][s]) for arm in (best, *others) if s in made[arm]) for s in FIVE]
+    middle, *ends = interval([low - by_document(made[fast][s]) for s, low in zip(FIVE, lowest)])
+    words = "the lowest of its rates in each seed by itself the lead is {:.3f} [{:.3f}, {:.3f}]."
+    assert words.format(middle, *ends) in PROSE
+    without, later = beside(fast, slow, tuple(FIVE[1:]))[0], beside(fast, lower, (12, 13, 14))[0]
+    words = f"the −0.017 is {without}. Against 0.002 the lead over seeds 12 to 14 is {later}."
+    assert f"Without seed 11, which compared these three, {words}" in PROSE
+    left, part = (
+        beside(*pair, (11, 12, 13, 14))[1].mean() for pair in ((fast, slow), (fast, f"{DISPERSED} · gpt2 · 320M"))
+    )
+    assert f"So of a lead of {-left:.3f} over seeds 11 to 14 {-part:.3f} come with the higher rate." in PROSE
+    assert {made[arm][11].recipe["train"]["clip"] for arm in (fast, same)} == {1.0}  # no "stricter limit"
+    more = [
+        float(re.findall(r"[\d.]+", own_or)[0])
+        for own_or in (own(DISPERSED, LONGER)[0], beside(fast, slow, tuple(FIVE))[0])
+    ]
+    words = "helped a GPT2, by {:.2f} nats with 160M tokens and by {:.2f} with 320M, each at its best learning rate,"
+    assert words.format(*more) in README
