@@ -74,10 +74,11 @@ def write_csv(target: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     write_text(target, csv_text(rows))
 
 
-def read_json(path: Path) -> Any:
-    """Return the content of a JSON file; one that cannot be read is a ValueError with the file and the reason."""
+def read_json(path: Path, *, strict: bool = False) -> Any:
+    """Return the content of a JSON file; one that cannot be read is a ValueError with the file and the reason.
+    `strict`: so is one with NaN or Infinity, which Python writes and reads although JSON has neither."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number if strict else None)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -86,6 +87,10 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path} is nested too deeply to be a result.") from error
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON: {error}.") from error
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"a number must be finite, or null where it is undefined, got {name}")
 
 
 def pretty_json(record: Mapping[str, Any], *, tight: bool = False) -> str:

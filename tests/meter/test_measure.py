@@ -120,7 +120,9 @@ def test_saving_and_loading(whole, tmp_path):
     [
         (lambda r: r.clear(), "names no schema"),
         (lambda r: r.update(schema="other"), "has the schema 'other'"),
-        (lambda r: r["histogram"]["counts"][0].__setitem__(3, float("nan")), "histogram.counts.0.3"),
+        (lambda r: r["histogram"]["counts"][0].__setitem__(3, None), "histogram.counts.0.3"),
+        (lambda r: r["states"][1].update(std=float("nan")), "a number must be finite, or null .*, got NaN; delete it"),
+        (lambda r: r["settings"].update(x=float("inf")), "a number must be finite, or null .*, got Infinity"),
         (lambda r: r["histogram"]["counts"][1].pop(), "histogram: .*every row of counts must have 128 bins"),
         (lambda r: r["states"][2].pop("mean_cosine"), "states.2.mean_cosine: field required"),
         (lambda r: r["model"].update(layers=90), "90 layers have 91 states"),
@@ -132,7 +134,7 @@ def test_saving_and_loading(whole, tmp_path):
         (lambda r: r["per_window"]["mean_cosine"].pop(), r"windows_done is 5, but per_window\.mean_cosine has 4"),
         (lambda r: r["per_window"]["mean_cosine"][3].__setitem__(1, 1.5), "between -1 and 1, got 1.5"),
         (lambda r: r["states"][1].update(mean_cosine=-7.0), "between -1 and 1, got -7"),
-        (lambda r: r["states"][1].update(mean_cosine=float("-inf")), "between -1 and 1, got -inf"),
+        (lambda r: r["states"][1].update(mean_cosine=float("-inf")), "a number must be finite, or null .*, got -Inf"),
     ],
 )
 def test_a_file_that_does_not_fit_is_named_with_the_field(whole, tmp_path, change, field):

@@ -117,7 +117,7 @@ def read(path: AnyPath) -> Record:
     if os.path.isdir(target):  # unlike Path.is_dir, False for a name that is too long
         target = target / "result.json"
     try:
-        content = read_json(target)
+        content = read_json(target, strict=True)
     except FileNotFoundError:
         raise FileNotFoundError(f"no result at {str(path)!r}: give result.json or the folder that holds it.") from None
     except ValueError as error:
