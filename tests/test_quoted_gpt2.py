@@ -327,8 +327,7 @@ def test_how_much_of_the_lead_is_the_rate():
     whole_lead = re.findall(r"[0-9.]+", shared)[0]
     assert f"{brief[0]} of {whole_lead} nats are left against the best of four rates |" in RESULTS
     recipe = (ROOT / "recipes" / "pretrain-small.yaml").read_text(encoding="utf-8")
-    assert f"and with 320M {brief[0]},
-# against the best of four." in recipe
+    assert f"and with 320M {brief[0]},\n# against the best of four." in recipe
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert f"at each of four rates, of the best by {brief[0]} nats, in every seed." in changes
     words = "cross-entropy is better at 0.003 than at 0.005, by {0} nats [{2}, {1}], three quarters of the 0.060;"
