@@ -168,7 +168,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         "dots: seeds; bars: 95 % intervals over them alone; shaded: too small to matter"
         + "\nin brackets: what is subtracted, cross-entropy where no loss is named; in no correction" * bool(beside),
     ) if lines else None  # fmt: skip
-    more = _why(runs, tokens, settings, names) | _over_rates(runs, tokens, settings, names)
+    more = _over_rates(runs, tokens, settings, names) | _why(runs, tokens, settings, names)
     return Conclusion(verdict, headline, sentence, columns, rows, estimate, draw, more)
 
 
