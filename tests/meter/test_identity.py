@@ -10,6 +10,7 @@ from regularize.models import llama, tokens
 from tiny_models import LENGTHS, build, padded
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from transformers import OPTConfig, OPTModel
 
 import decondense as dc
 
@@ -46,6 +47,26 @@ def test_padding_and_what_one_row_says_for_all_are_no_part_of_a_sequence():
     assert not dc.compare([first, second]).difference.same_windows, "each leaves out another sequence"
     fewer = measure(model, inputs=batch | {"attention_mask": batch["attention_mask"].flip(0)})
     assert fewer.record.text.sha256 != found[0].record.text.sha256
+
+
+@pytest.mark.parametrize(("name", "noted"), [("gpt2", True), ("bert", True), ("llama", False), ("opt", False)])
+def test_padding_before_a_sequence_is_noted_where_it_shifts_positions(name, noted):
+    """The identity leaves padding out, at both ends: without a word two measurements of other numbers were paired."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 48, "vocab_size": 97}
+    tokens_of = {"word_embed_proj_dim": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+    model = OPTModel(OPTConfig(**sizes, **tokens_of)).eval() if name == "opt" else build(name)
+    alone = {"input_ids": tokens(3, 8), "attention_mask": torch.ones(3, 8, dtype=torch.long)}
+    before = {key: nn.functional.pad(value, (5, 0)) for key, value in alone.items()}
+    empty = {key: torch.cat([value, torch.zeros_like(value[:1])]) for key, value in alone.items()}
+    a, b, c = (measure(model, inputs=one) for one in (alone, before, empty))
+    assert a.record.text.sha256 == b.record.text.sha256
+    assert (abs(a.mean_cosine - b.mean_cosine).max() > 1e-4) == noted, "as the model numbers its positions"
+    words = f"sequences begin with padding, from which {type(model).__name__} counts its positions: the numbers depend"
+    assert [any(note.startswith(words) for note in one.notes) for one in (a, b, c)] == [False, noted, False]
+    placed = before | {"position_ids": (before["attention_mask"].cumsum(1) - 1).clamp_min(0)}
+    found = measure(model, inputs=placed)
+    assert found.mean_cosine == pytest.approx(a.mean_cosine, abs=1e-5)
+    assert not any(note.startswith(words) for note in found.notes)
 
 
 def test_packed_rows_are_the_same_documents_in_any_batches():

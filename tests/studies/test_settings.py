@@ -243,6 +243,10 @@ def test_errors_are_one_sentence_and_leave_nothing(refusal, tmp_path, monkeypatc
         ("width", "arms.MLP width 8=null", "must be a section with a section for each arm"),
         ("width", "arms.MLP width 512={}", "every arm must give its MLP width as a whole number, got None"),
         ("width", "arms={a: {model: {config: {n_inner: 8}}}}", "the arms must differ in MLP width, got 8"),
+        (
+            "width", "arms={a b: {model: {config: {n_inner: 8}}}, a-b: {model: {config: {n_inner: 9}}}}",
+            "every run must have a folder of its own, got two of the name 'a-b-seed-1': name a model once, and arms, ",
+        ),
         ("width", "seeds=3", "must be a list of different whole numbers from 0 on, got 3: write it like [1, 2, 3]"),
         ("width", "seeds=abc", "must be a list of different whole numbers from 0 on, got 'abc'"),
         ("width", "seeds=[1,1]", "must be a list of different whole numbers"),
@@ -295,6 +299,17 @@ def test_settings_that_cannot_end_well_are_refused_before_anything_runs(
     monkeypatch.setattr("decondense.studies.core.make", lambda *a: pytest.fail("a run was begun"))
     assert sentence in refusal("study", name, "--set", change, "--bench", tmp_path, *["--plan"] * plan)
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "run"),
+    [("text", "models=[a/b-c, a-b/c]", "a-b-c-wikitext-103"), ("distill", "pairs=[[a, b], [a, c]]", "a-wikitext-103")],
+)
+def test_two_measurements_of_one_folder_are_refused(name, change, run):
+    """The second had replaced the first."""
+    settings = settings_of(studies.STUDIES[name], "paper", [change])
+    with pytest.raises(ValueError, match=f"folder of its own, got two of the name '{run}"):
+        studies.STUDIES[name].check(settings)
 
 
 @pytest.mark.parametrize(

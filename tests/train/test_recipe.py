@@ -108,6 +108,17 @@ def test_budget_in_tokens_is_made_of_whole_steps():
             "snapshots.xyz=4",
             "'snapshots.xyz' is no key of a recipe: known here: count, windows, tokens, bootstrap, spectral, probes.",
         ),
+        (
+            "snapshots.bootstrap=5",
+            "recipe: snapshots.bootstrap must be at least 20, as an interval of 95 % cannot be read from fewer "
+            "resamplings, got 5: correct it, or leave it out for 200.",
+        ),
+        ("snapshots.bootstrap=x", "recipe: snapshots.bootstrap must be a whole number, got 'x': correct it, or leave"),
+        (
+            "train.keep=1",
+            "recipe: train.keep must be at least 2, as one must be whole while the next is being written, got 1: "
+            "correct it, or leave it out for 2.",
+        ),
         ("baselines.active_forgetting.evry=4", "did you mean 'every'?"),
         ("loss.option.tau=1", "'loss.option' is no key of a recipe: did you mean 'options'?"),
         ("loss={name: disperson}", "dispersion"),
@@ -181,7 +192,7 @@ def test_budget_in_tokens_is_made_of_whole_steps():
             "data.held_out_document_tokens=true",
             "recipe: data.held_out_document_tokens: it must be a number, got true.",
         ),
-        ("train.keep=1", "recipe: train.keep must be at least 2, got 1: correct it, or leave it out for 2."),
+        ("train.log_every=0", "recipe: train.log_every must be at least 1, got 0: correct it, or leave it out for 10."),
         ("train.warmup=1.5", "recipe: train.warmup must be below 1, got 1.5: correct it, or leave it out for 0.2."),
         ("train.log_every=often", "train.log_every must be a whole number, got 'often': correct it, or leave it out"),
         ("train.beta1=[1]", "recipe: train.beta1 must be a number, got list: correct it, or leave it out for 0.9."),
@@ -201,7 +212,7 @@ def test_budget_in_tokens_is_made_of_whole_steps():
         ("loss={name: dispersion, schedule: release, release_end: 0.5}", "must come after release_at = 0.6, got 0.5"),
         ("baselines={z_loss: 0.1, distillation: {teacher: gpt2}}", "distillation replaces the targets"),
         ("model={name: gpt2, tokenizer: {train: 8192}}", "trained weights know their own tokenizer"),
-        ("model.tokenizer={train: 100}", "must be at least 257, got 100: correct it."),
+        ("model.tokenizer={train: 100}", "at least 257, as there are 256 bytes and an end of text, got 100: "),
         ("loss=[]", "a list of losses must name two or more, got nothing"),
         ("loss=[{name: dispersion}]", "a list of losses must name two or more, got dispersion: give one loss without"),
         ("loss=[{name: dispersion}, {name: none}]", "must name two or more, got dispersion, none"),

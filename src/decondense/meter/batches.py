@@ -134,7 +134,7 @@ def measure_batches(
     else:
         reader = NamedStates(network, modules, probe=first, masked=mask is not None)
     share = Gathered(np.zeros((reader.states, FINE_BINS), dtype=np.int64))
-    digest, seen, unread, packed = hashlib.sha256(), 0, False, False
+    digest, seen, unread, packed, shifted = hashlib.sha256(), 0, False, False, False
     firsts, given = [], 0  # of every batch: the number of its first row among all rows
     waiting: list[Callable[[], None]] = []  # a GPU gets the next batch before the host waits for this one
     for number, batch in enumerate(chain([first], batches)):
@@ -148,6 +148,8 @@ def measure_batches(
         taken = min(size, settings["windows"] - seen)
         read = taken if cut is None else cut.place(taken - 1)["row"] + 1
         _digest(digest, batch, rows, read=read, decodes=is_encoder_decoder(network))
+        if positions is None and isinstance(padding := batch.get("attention_mask"), Tensor) and padding.ndim == 2:
+            shifted = shifted or bool(((padding[:, :1] == 0).any(1) & padding.any(1)).any())
         firsts.append(given)
         given += rows
         if number % world == rank:
@@ -183,7 +185,7 @@ def measure_batches(
         final_norm=reader.final_norm,
         versions=versions("decondense", "torch", "transformers", "numpy"),
         names=getattr(reader, "names", None),
-        notes=_notes(network, first, lengths, seen, unread=unread, packed=packed),
+        notes=_notes(network, first, lengths, seen, unread=unread, packed=packed, shifted=shifted),
     )
 
 
@@ -217,21 +219,26 @@ def _size(batch: Batch, name: str) -> int:
 def positions_of(network: nn.Module, *, given: bool) -> float:
     """Return how many tokens the model has positions for; no limit without a table of absolute positions, as with
     rotary or relative ones. Positions that the model numbers itself (not ``given``) may begin after the padding index,
-    as in RoBERTa. The configuration's limit counts too: OPT's table has two rows to spare. Only tables beside the token
-    embedding, or below that place, are looked at: others are of other parts, such as the patches of an image."""
+    as in RoBERTa. The configuration's limit counts too: OPT's table has two rows to spare."""
     limit: float = getattr(getattr(network, "config", None), "max_position_embeddings", None) or math.inf
-    rows, modules = math.inf, dict(network.named_modules())
+    firsts = [(part, 0 if given or part.padding_idx is None else part.padding_idx + 1) for part in _tables(network)]
+    return min([limit, *(part.num_embeddings - first for part, first in firsts)]) if firsts else math.inf
+
+
+def _tables(network: nn.Module) -> list[nn.Embedding]:
+    """Return the tables of absolute positions. Only those beside the token embedding, or below that place, are looked
+    at: others are of other parts, such as the patches of an image."""
+    modules = dict(network.named_modules())
     embedding = None
     with contextlib.suppress(TypeError):  # a model that reads no token ids
         embedding = token_embedding(network)
     beside = next((name.rpartition(".")[0] for name, part in modules.items() if part is embedding), "")
-    for name, part in modules.items():
-        leaf = name.rpartition(".")[2]
-        table = isinstance(part, nn.Embedding) and re.search("wpe|position", leaf) and "rel" not in leaf
-        if table and name.startswith(beside):
-            first = 0 if given or part.padding_idx is None else part.padding_idx + 1
-            rows = min(rows, part.num_embeddings - first)
-    return min(limit, rows) if rows < math.inf else math.inf
+    leaves = [(part, name.rpartition(".")[2]) for name, part in modules.items() if name.startswith(beside)]
+    return [
+        part
+        for part, leaf in leaves
+        if isinstance(part, nn.Embedding) and re.search("wpe|position", leaf) and "rel" not in leaf
+    ]
 
 
 def checked(batch: Batch, network: nn.Module) -> Batch:
@@ -368,8 +375,16 @@ def _places(counts: Tensor | None, cut: Documents | None, most: int) -> list[tup
     return trimmed(torch.arange(counts.numel(), device=counts.device).view(counts.shape)[:most], counts[:most])
 
 
-def _notes(network: nn.Module, batch: Batch, lengths: list[int], seen: int, *, unread: bool, packed: bool) -> list[str]:
+def _notes(
+    network: nn.Module, batch: Batch, lengths: list[int], seen: int, *, unread: bool, packed: bool, shifted: bool
+) -> list[str]:
     notes, low, high = [], min(lengths), max(lengths)
+    # A table of a class of its own (OPT), or with a row for padding (RoBERTa), is of positions that leave padding out.
+    if shifted and any(type(table) is nn.Embedding and table.padding_idx is None for table in _tables(network)):
+        notes.append(
+            f"sequences begin with padding, from which {type(network).__name__} counts its positions: the numbers "
+            "depend on how much there is; give position_ids, or pad at the end."
+        )
     if packed:
         notes.append("packed rows are cut into documents where position ids restart: each is a sequence.")
     if unread:

@@ -99,6 +99,12 @@ class Study:
                 f"sizes must name models that the study measures, got {', '.join(strange)}: choose among "
                 f"{', '.join(dict.fromkeys(models)) or 'none, so leave it out'}."
             )
+        twice = [name for name, own in grouped((p.name, p) for p in self.plan(settings)).items() if len(own) > 1]
+        if twice:
+            raise ValueError(
+                f"every run must have a folder of its own, got two of the name {twice[0]!r}: name a model once, and "
+                "arms, models and texts so that they differ in more than signs."
+            )
         self.refuse(settings)
 
     def plan(self, settings: Settings) -> list[Planned]:

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import yaml
 from pydantic import BaseModel, Discriminator, Tag, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 from ..files import AnyPath, flat, from_yaml, to_yaml
 from ..words import list_of, near, nearest, perhaps_beside
@@ -261,6 +262,9 @@ def _sentence(error: ValidationError, name: str) -> str:
     if choices or contracts:
         any_of = list_of([*choices, *(word for kind in contracts for word in kind.split(" or "))], "or")
         must = any_of if contracts else f"one of {', '.join(choices)}"
+        field = _field(place)
+        if field is not None and field.description and first["type"] == "greater_than_equal":
+            must += f", as {field.description}"
         shown_value = repr(got) if got is None or isinstance(got, (str, int, float)) else type(got).__name__
         return f"{name}: {key_path} must be {must}, got {shown_value}: {nearest(got, choices, f'{_remedy(place)}.')}"
     message = first["msg"].removeprefix("Value error, ").rstrip(".")
@@ -295,12 +299,16 @@ def _place(error: Any) -> list[int | str]:
 
 
 def _remedy(place: Sequence[int | str]) -> str:
-    part = _part_at(place[:-1])
-    field = part.model_fields.get(str(place[-1])) if part is not None else None
+    field = _field(place)
     if field is None or field.is_required():
         return "correct it"
     plain = isinstance(field.default, (str, int, float))
     return "correct it, or leave it out" + (f" for {json.dumps(field.default)}" if plain else "")
+
+
+def _field(place: Sequence[int | str]) -> FieldInfo | None:
+    part = _part_at(place[:-1])
+    return part.model_fields.get(str(place[-1])) if part is not None else None
 
 
 def _keys(part: type[BaseModel] | None) -> dict[str, type[BaseModel] | None]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic.types import StrictFloat, StrictInt  # in lists and mappings, too, true is no number
 
-from ..checks import RESAMPLINGS
+from ..checks import RESAMPLINGS, TOO_FEW_RESAMPLINGS
 
 SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 
@@ -63,7 +63,7 @@ class Lora(Part):
 class TrainedTokenizer(Part):
     """A byte-level BPE of `train` tokens, learnt from the recipe's own texts; see `train.tokenizer`."""
 
-    train: Count = Field(ge=257)
+    train: Count = Field(ge=257, description="there are 256 bytes and an end of text")
     characters: Count = 20_000_000  # to learn from, shared among the texts as the tokens are
 
 
@@ -280,7 +280,7 @@ class Train(Part):
     report_to: list[str] = []
     log_every: int = Field(10, ge=1)
     checkpoints: int = Field(4, ge=0)  # over the whole run, the last one at its end; 0: none, so no resuming
-    keep: int = Field(2, ge=2)  # two, so that one is whole while the next is being written
+    keep: int = Field(2, ge=2, description="one must be whole while the next is being written")
     on_nan: Literal["stop", "skip"] = "stop"
     quantised: list[Literal["int8", "int4", "int8-int8"]] = []  # for the loss of held-out documents after rounding
 
@@ -303,6 +303,6 @@ class Snapshots(Part):
     count: int = Field(4, ge=0)
     windows: int = Field(8, ge=1)
     tokens: int = Field(512, ge=2)
-    bootstrap: int = Field(200, ge=RESAMPLINGS)
+    bootstrap: int = Field(200, ge=RESAMPLINGS, description=TOO_FEW_RESAMPLINGS)
     spectral: bool = False  # also the ranks of the states
     probes: bool = False  # also the noise of the gradient and the share of frequency (`probes.py`)
