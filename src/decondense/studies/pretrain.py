@@ -226,24 +226,22 @@ def _over_rates(
     places: dict[str, tuple[Cell, dict[str, dict[float, list[float]]]]] = {}
     for cell in (cell for cell in tokens if BETWEEN.join(cell) in runs):
         recipe = joined(settings["base"], settings["arms"][BETWEEN.join(cell)])
-        shape = str(joined(recipe, {"loss": None, "train": {"learning_rate": None}}))
-        ends = places.setdefault(shape, (cell, {}))[1].setdefault(cell[0], {})
-        ends[recipe.get("train", {}).get("learning_rate")] = runs.values(BETWEEN.join(cell), by_document)
-    panels = []
+        if (rate := recipe.get("train", {}).get("learning_rate")) is not None:
+            shape = str(joined(recipe, {"loss": None, "train": {"learning_rate": None}}))
+            _, losses = places.setdefault(shape, (cell, {}))
+            losses.setdefault(cell[0], {})[rate] = runs.values(BETWEEN.join(cell), by_document)
+    panels: list[Settings] = []
     for (_, *place), losses in places.values():
         lines = {loss: dict(sorted(ends.items())) for loss, ends in losses.items() if len(ends) > 1}
         if max(map(len, lines.values()), default=0) > 2:
-            panel: Settings = {
-                "title": f"{', '.join(place)} tokens",
+            series = {loss: (list(ends), list(ends.values())) for loss, ends in lines.items()}
+            x = {
                 "x": "learning rate",
                 "scale": "log",
-                "names": names,
-            }
-            panel |= {
-                "y": "held-out loss, nats per token",
                 "ticks": sorted({rate for ends in lines.values() for rate in ends}),
             }
-            panels.append(panel | {"series": {loss: (list(ends), list(ends.values())) for loss, ends in lines.items()}})
+            y = {"y": "held-out loss, nats per token", "series": series, "names": names}
+            panels.append({"title": f"{', '.join(place)} tokens", **x, **y})
     note = "dots: seeds, not the same at every rate\nlines: their means; bars: 95 % intervals over them"
     return {"rates.png": partial(curves, panels, note=note, columns=min(2, len(panels)))} if panels else {}
 
