@@ -48,13 +48,13 @@ def push(folder: Path, repo: str) -> str:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
-    network: Any = HfHubHTTPError.__base__  # error class of the client's HTTP library, which differs by version
+    network: Any = HfHubHTTPError.__bases__  # with the error of the client's HTTP library, which differs by version
 
     api = HfApi()
     try:
         made = api.create_repo(repo, exist_ok=True).repo_id
         api.upload_folder(repo_id=made, folder_path=folder, commit_message="Trained with decondense")
-    except (network, OSError) as error:
+    except (*network, OSError) as error:
         raise OSError(
             f"the model is in {str(folder)!r}, but the hub did not take it as {repo!r}: {first_line(error)}; log in "
             "with `hf auth login`, and repeat the command with --resume."

@@ -200,6 +200,21 @@ def test_two_seeds_have_no_interval_and_arms_that_differ_otherwise_no_difference
     assert first.startswith("no added loss"), "another learning rate: the loss is not all that differs"
 
 
+def test_seeds_are_counted_once_where_an_arm_is_called_after_a_run(tmp_path):
+    for name, weight, teacher in (("a", 0, "t" * 50), ("b", 0.1, "t" * 50), ("c", 0.1, None)):
+        for seed in (1, 2):
+            record = write_run(
+                tmp_path / f"{name}{seed}", layers=3, steps=20, snapshots=(0, 20), seed=seed, weight=weight
+            )
+            if teacher is not None:
+                record["recipe"]["baselines"] = {"distillation": {"teacher": teacher, "temperature": 2.0, "share": 0.5}}
+                (tmp_path / f"{name}{seed}" / "result.json").write_text(json.dumps(record))
+    line = section_of(tmp_path).lines[0]
+    assert line.startswith(
+        "With the loss minus without it (b1 and others of its settings, 2 seeds, so no interval): held-"
+    )
+
+
 def test_a_seed_that_is_no_number_is_not_known(tmp_path):
     for number, weight in enumerate((0, 0.1)):
         record = write_run(tmp_path / f"{number}", layers=3, steps=20, snapshots=(0, 20), weight=weight)

@@ -322,7 +322,8 @@ def test_files_that_are_no_recipe(tmp_path):
     assert not (tmp_path / "run").exists()
     for text, sentence in (
         ("{", "must be YAML"),
-        ("- a", "must be a mapping of sections, got list"),
+        ("- a", r"must be a mapping of sections, got list: begin it with 'model:'"),
+        ("# all of it is a comment", r"must be a mapping of sections, got nothing: begin it with 'model:'"),
         (
             "model:\n  name: gpt2\ntrain: {seed: 1}\n'model': {name: gpt3}",
             r"'a\.yaml' must be YAML: .* once, got 'model' in line 1 and again in line 4: keep one of them\.$",

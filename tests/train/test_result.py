@@ -13,6 +13,7 @@ import torch
 import transformers
 import yaml
 from huggingface_hub import HfApi, RepoUrl
+from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load_file
 
 import decondense as dc
@@ -258,13 +259,16 @@ def test_push_to_hub(finished, monkeypatch, capsys, cache):
     assert (repo, options) == ("someone/small", {"exist_ok": True})
     assert (upload["repo_id"], upload["folder_path"]) == ("someone/small", run.folder / "model")
 
-    def refuse(*a, **k):
-        raise OSError("401 Client Error")
+    # the second is what the client's HTTP library raises where there is no network: no OSError
+    for refused in (OSError("401 Client Error"), HfHubHTTPError.__bases__[0]("Name or service not known")):
 
-    monkeypatch.setattr(HfApi, "upload_folder", refuse)
-    code, err = end("someone/small")
-    assert code == 2
-    assert "but the hub did not take it as 'someone/small': 401 Client Error; log in" in err
+        def refuse(*a, error=refused, **k):
+            raise error
+
+        monkeypatch.setattr(HfApi, "upload_folder", refuse)
+        code, err = end("someone/small")
+        assert code == 2, err
+        assert f"but the hub did not take it as 'someone/small': {refused}; log in" in err
     assert (run.folder / "model" / "README.md").is_file()
     code, err = end("a b")
     assert code == 2

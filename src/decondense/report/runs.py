@@ -272,7 +272,7 @@ def _differences(arms: dict[str, list[Run]]) -> list[str]:
                 parts.append(f"{quantity} {Effect(quantity, mean, *interval).text}")
         if parts:
             seeds = f"{several(len(pairs), 'seed')}, {'95 % intervals' if len(pairs) >= LEAST else 'so no interval'}"
-            label = name if names.count(name) == 1 else arm
+            label = name if names.count(name) == 1 else arm.removesuffix(_seeds(members))  # those compared follow
             clauses.append(f"With the loss minus without it ({label}, {seeds}): {', '.join(parts)}")
     return clauses
 

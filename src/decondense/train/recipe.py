@@ -156,7 +156,8 @@ def read_yaml(file: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a 13th month, deeply nested brackets
         raise ValueError(f"recipe {file.name!r} must be YAML: {' '.join(str(error).split())}.") from None
     if not isinstance(content, dict):
-        raise ValueError(f"recipe {file.name!r} must be a mapping of sections, got {type(content).__name__}.")
+        got = "nothing" if content is None else type(content).__name__
+        raise ValueError(f"recipe {file.name!r} must be a mapping of sections, got {got}: begin it with 'model:'.")
     return content
 
 
