@@ -292,11 +292,14 @@ def test_a_damaged_evaluation_is_named_with_its_field(make_run):
 
 
 @pytest.mark.parametrize(
-    ("matters", "found"), [(0.5, "an effect that matters"), (60, "an effect, too small to matter"), (10, "undecided")]
-)
+    ("matters", "found"),
+    [(0.5, "an effect that matters"), (1, "an effect that matters"), (60, "an effect, too small to matter"),
+     (10, "undecided")],
+)  # fmt: skip
 def test_what_would_matter_is_in_the_verdict(six, matters, found):
     record = compared(*six, bootstrap=0, matters=matters)
-    words = f"{found[0].upper()}{found[1:]} ({matters} points or more would matter), the treated runs score better: "
+    words = f"{found[0].upper()}{found[1:]} ({matters} point{'s' * (matters != 1)} or more would matter), the"
+    words += " treated runs score better: "
     assert record["verdict"].startswith(words)
     assert (record["macro"]["finding"], record["settings"]["matters"]) == (found, matters)
 

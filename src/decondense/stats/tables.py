@@ -54,7 +54,8 @@ def _sentence(
         head = f"Different, {direction}"
     finding = macro.model_dump().get("finding")
     if finding is not None:
-        stated = f"{record.settings['matters']:g} {unit} or more would matter"
+        matters = record.settings["matters"]
+        stated = f"{matters:g} {unit.removesuffix('s') if matters == 1 else unit} or more would matter"
         head = f"{finding[0].upper()}{finding[1:]} ({stated}){f', {direction}' if macro.significant else ''}"
         head += f", but after Holm's correction the log-likelihoods of {beside} differ" if beside else ""
     head += (
