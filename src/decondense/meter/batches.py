@@ -135,6 +135,8 @@ def measure_batches(
         reader = NamedStates(network, modules, probe=first, masked=mask is not None)
     share = Gathered(np.zeros((reader.states, FINE_BINS), dtype=np.int64))
     digest, seen, unread, packed, shifted = hashlib.sha256(), 0, False, False, False
+    # A table of a class of its own (OPT), or with a row for padding (RoBERTa), is of positions that leave padding out.
+    from_padding = any(type(table) is nn.Embedding and table.padding_idx is None for table in _tables(network))
     firsts, given = [], 0  # of every batch: the number of its first row among all rows
     waiting: list[Callable[[], None]] = []  # a GPU gets the next batch before the host waits for this one
     for number, batch in enumerate(chain([first], batches)):
@@ -148,8 +150,9 @@ def measure_batches(
         taken = min(size, settings["windows"] - seen)
         read = taken if cut is None else cut.place(taken - 1)["row"] + 1
         _digest(digest, batch, rows, read=read, decodes=is_encoder_decoder(network))
-        if positions is None and isinstance(padding := batch.get("attention_mask"), Tensor) and padding.ndim == 2:
-            shifted = shifted or bool(((padding[:, :1] == 0).any(1) & padding.any(1)).any())
+        padding = batch.get("attention_mask") if from_padding and not shifted and positions is None else None
+        if isinstance(padding, Tensor) and padding.ndim == 2:
+            shifted = bool(((padding[:, :1] == 0).any(1) & padding.any(1)).any())
         firsts.append(given)
         given += rows
         if number % world == rank:
@@ -379,8 +382,7 @@ def _notes(
     network: nn.Module, batch: Batch, lengths: list[int], seen: int, *, unread: bool, packed: bool, shifted: bool
 ) -> list[str]:
     notes, low, high = [], min(lengths), max(lengths)
-    # A table of a class of its own (OPT), or with a row for padding (RoBERTa), is of positions that leave padding out.
-    if shifted and any(type(table) is nn.Embedding and table.padding_idx is None for table in _tables(network)):
+    if shifted:
         notes.append(
             f"sequences begin with padding, from which {type(network).__name__} counts its positions: the numbers "
             "depend on how much there is; give position_ids, or pad at the end."
