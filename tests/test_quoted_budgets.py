@@ -146,7 +146,8 @@ def test_the_harms_with_320m():
     words = "by {:.3f} nats [{:.3f}, {:.3f}] by uniformity and by {:.3f} [{:.3f}, {:.3f}] by the paper's loss."
     assert words.format(*ends[0], *ends[1]) in RESULTS
     assert f"with 320M uniformity by {ends[0][0]:.3f} nats and the paper's by {ends[1][0]:.3f} over five" in RESULTS
-    assert "all three with 80M tokens, uniformity and dispersion also with 160M and 320M." in RESULTS
+    words = "Uniformity and dispersion harm with 160M and with 320M tokens. With 80M all three losses that are kept to"
+    assert f"{words} the end are behind, two of them significantly." in RESULTS
     assert f"at the corrected level {corrected(f'{UNIFORM} · llama · 320M')}. By the rule the harm lasts." in RESULTS
     level = f"At the corrected level that is {corrected(f'{DISPERSED} · llama · 320M')}, so by the rule the harm lasts."
     assert level in RESULTS
@@ -253,7 +254,7 @@ def test_the_open_cone_in_the_readme():
     listed = "({:.1f} % interval [{:.2f}, {:.2f}])".format(
         100 * row["tasks_level"], -row["lambada_nats_high"], -row["lambada_nats_low"]
     )
-    assert f"by {lost} {listed}." in README
+    assert f"by {lost} {listed[:-1]}; with seeds paired this is not resolved)." in README
 
 
 def test_the_recipe_is_the_arm_that_gained():

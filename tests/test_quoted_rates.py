@@ -73,29 +73,31 @@ def test_each_at_its_own_rate():
         assert f"| {names[loss]} | {where} | {rate:g} | {plain:g} | {seeds} | {bold} | {corrected} |" in RESULTS
     gpt2, llama = (own(UNIFORM, model)[0] for model in ("gpt2", "llama"))
     dispersed, gaps = own(DISPERSED, "llama")
-    assert f"; 80M, own rates: {gpt2}; 160M" in RESULTS
-    assert f"; 80M, own rates: **{llama}**; 160M" in RESULTS
-    assert f"; 80M, own rates: **{dispersed}**; 160M" in RESULTS
+    assert f" | {gpt2} | **open**: a lead at one rate, not corrected |" in RESULTS
+    assert f"** | **{llama}** | **do not** |" in RESULTS
+    assert f"] | **{dispersed}** | **do not** |" in RESULTS
     level, behind = own(DISPERSED, "gpt2")
-    assert f"; 80M, own rates: {level}; 160M" in RESULTS
+    assert f"] | {level} | **not resolved** |" in RESULTS
     assert f"compared in this way dispersion shows no gain with 80M ({level}), and" in RESULTS
     words = "the other three seeds are not ahead: behind by {1:.3f} and {2:.3f}, and level ({0:.3f})."
     assert words.format(*sorted(behind)) in PROSE
     gained, ahead = own(DISPERSED, LONGER)
     assert max(ahead) < 0
-    assert f"own rates: **{gained}**; 320M, one rate, 0.003: " in RESULTS
-    assert f"; each at its own rate: 160M {gained}, 80M {level}; at one rate: " in README
+    assert f"** | **{gained}** | **may help**: significant, narrowly |" in RESULTS
+    assert f"; each at its own rate {gained} |" in README
+    assert f"| dispersion, each at its own rate: {level} |" in README
     brief, low, high = re.findall(r"[\d.]+", gained)
     assert (
-        f"With each arm at its best learning rate it gains {brief} [{high}, {low}], over the four seeds that had no"
+        f"With each arm at its best learning rate the gain is {brief} [{high}, {low}], over the four seeds that had no"
         in RESULTS
     )
-    words = f"the paper's loss lowers the held-out loss by {brief} nats, each arm at its own rate, and with 320M by"
+    one = -next(r["difference"] for r in table("pretrain") if r["p_holm"] < 0.05 and r["difference"] < 0)
+    words = f"it gains {one:.3f} nats at one rate and {brief} with each arm at its own (significant, narrowly)."
     assert words in RESULTS
-    assert f"dispersion still gains in the GPT2 with 160M, by {brief} nats;" in RESULTS
+    assert f"dispersion still gains in the GPT2 with 160M, by {brief} nats." in RESULTS
     assert f"(−{brief} nats, each at" in CHANGES
     recipe = (ROOT / "recipes" / "pretrain-small.yaml").read_text(encoding="utf-8")
-    assert f"with each arm at its best rate it is {brief} nats, and with 320M" in recipe
+    assert f"with each arm at its own rate it is {brief} nats." in recipe
     assert min(gaps) > 0  # "behind cross-entropy at 0.003 in each of the four seeds"
     gaps = own(UNIFORM, "gpt2")[1]
     assert max(gaps) < 0
@@ -218,7 +220,7 @@ def test_losses_against_cross_entropy_at_three_rates():
     own_rates = [first(DECORRELATED, LONGER, rate) for rate in (0.008, 0.003, 0.005)]
     assert "({:.3f}; {:.3f} and {:.3f} at 0.003 and 0.005).".format(*own_rates) in PROSE
     told, gaps = own(DECORRELATED, LONGER)
-    assert f"own rates: {told} | below 1.005 | the same |" in RESULTS
+    assert f"] | {told} | **open**: a lead at 95 %, not corrected |" in RESULTS
     worse = fresh(f"{DECORRELATED} · {LONGER} · 0.008", f"{DECORRELATED} · {LONGER} · 0.005")[0].removeprefix("+")
     words = f"it is ahead there as well, by {-max(gaps):.3f} to {-min(gaps):.3f}, and {worse} behind itself at 0.005,"
     assert words in PROSE
@@ -236,6 +238,8 @@ def test_had_another_seed_chosen():
         ends[chooser] = rate, found.difference, found.interval(1 - 0.05 / 9)[1]
     assert [rate for rate, *_ in ends.values()] == [0.008, 0.003, 0.003, 0.005, 0.005]
     assert f"It does, by {-ends[11][2]:.4f}, less than" in PROSE
+    assert f"does not explain it, by {-ends[11][2]:.4f} nats." in PROSE
+    assert f"a better rate does not explain the gain, but only by {-ends[11][2]:.4f} nats." in README
     assert f"It lies below 0 by {-ends[11][2]:.4f}." in " ".join(STUDIES_LOG.split())
     others = [ends[chooser] for chooser in FIVE[1:]]
     assert min(high for *_, high in others) > 0  # "that interval would contain 0"
@@ -285,7 +289,7 @@ def test_decorrelation_in_the_llama():
     words = "there it ends {:.3f} below where it ends at 0.003, {:.3f} below cross-entropy at the same rate, and {:.3f}"
     assert words.format(at[0.003] - at[0.006], plain[0.006] - at[0.006], plain[0.003] - at[0.006]) in PROSE
     told, gaps = own(DECORRELATED, "llama")
-    assert f"own rates: {told} | below 1.005 | the same |" in RESULTS
+    assert f"** | {told} | **no gain seen** |" in RESULTS
     low, high = re.findall(
         r"[+−][\d.]+", fresh(f"{DECORRELATED} · llama · 0.003", f"{DECORRELATED} · llama · 0.006")[0]
     )[1:]
@@ -356,7 +360,10 @@ def test_over_both_studies_one_harm_of_rates_is_significant():
     assert gain > 0.05
     alone = next(row["p_holm"] for row in table("pretrain") if (row["loss"], row["tokens"]) == (DISPERSED, 16e7))
     words = f"p = {alone:.3f} after Holm's correction for this study, {gain:.3f} for both studies together."
-    assert words in PROSE
+    own_rates = f"{corrected[DISPERSED, LONGER]:.3f}"
+    assert f"{words} With each arm at its own rate it has p = {own_rates} over both." in PROSE
+    assert f"p = {alone:.3f} after correction for this study, {gain:.3f} over both studies together." in PROSE
+    assert f"p = {alone:.3f} after correction in its study, {gain:.3f} over both studies together." in README
 
 
 def test_which_runs_are_new():
@@ -388,7 +395,7 @@ def test_the_choice_of_rates_with_320m():
         (lower, slow, higher, same), key=lambda arm: np.mean([*map(by_document, made[arm].values())])
     )
     assert best == slow  # "on average the best of four rates"
-    assert f"| 320M tokens: {beside(fast, slow, tuple(FIVE))[0]} against the best of four rates, " in README
+    assert f"| dispersion, against the best of four rates: {beside(fast, slow, tuple(FIVE))[0]}; where" in README
     lowest = [min(by_document(made[arm][s]) for arm in (best, *others) if s in made[arm]) for s in FIVE]
     middle, *ends = interval([low - by_document(made[fast][s]) for s, low in zip(FIVE, lowest)])
     words = "the lowest of its rates in each seed by itself the lead is {:.3f} [{:.3f}, {:.3f}]."
@@ -405,5 +412,5 @@ def test_the_choice_of_rates_with_320m():
         float(re.findall(r"[\d.]+", own_or)[0])
         for own_or in (own(DISPERSED, LONGER)[0], beside(fast, slow, tuple(FIVE))[0])
     ]
-    words = "helped a GPT2, by {:.2f} nats with 160M tokens and by {:.2f} with 320M, each at its best learning rate,"
+    words = "gained {:.2f} nats in a GPT2 with 160M tokens (significant, narrowly). With 320M it led by {:.2f} (not"
     assert words.format(*more) in README

@@ -100,6 +100,8 @@ def test_the_same_runs_in_geometry_and_loss():
     plain, treated = (mean("counteract", arm, "mean_cosine") for arm in (PLAIN, TREATED))
     assert f"{treated:.3f} against {plain:.3f}" in RESULTS
     assert f"ends at {treated:.3f} with the loss and {plain:.3f} without" in README
+    before = mean("counteract", PLAIN, "mean_cosine_start")
+    assert f"In the model below two of them have a mean cosine of {before:.2f};" in README
     assert f"it is {found['share_removed_percent']:.1f} % of what is there" in RESULTS
     assert f"the geometry moved by {found['share_removed_percent']:.1f} % only" in RESULTS
     assert f"lowers it too, by {-found['cross_entropy_alone']['estimate']:.3f}" in RESULTS
