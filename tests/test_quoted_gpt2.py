@@ -1,4 +1,4 @@
-"""The GPT2 with more tokens, in docs/pretraining-details.md, and in README.md what it takes from there."""
+"""The GPT2 with more tokens, in the pages behind docs/pretraining.md, and in README.md what it takes from there."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_the_gpt2_with_160m():
 def test_the_gpt2_with_more_tokens():
     model = "gpt2 at 0.005"
     slopes = words_of(per_doubling(UNIFORM, model)).removeprefix("+")
-    assert f"With each doubling, from 80M to 320M, the difference rises by {slopes}." in RESULTS
+    assert f"with each doubling, from 80M to 320M, the difference rises by {slopes}." in RESULTS
     gaps = course(UNIFORM, f"{model} · 320M")
     means = {at: float(np.mean(seeds)) for at, seeds in gaps.items()}
     signs = [(round(at), gap > 0) for at, gap in means.items()]
@@ -307,7 +307,10 @@ def test_how_much_of_the_lead_is_the_rate():
         assert beside(dispersed, plain, tuple(KEPT[plain]))[1].max() < 0
     by_seed = gaps.mean(1)
     lead = f"{signed(by_seed.mean(), 3)}, and {signed(by_seed.min(), 3)} to {signed(by_seed.max(), 3)} in single seeds."
-    assert f"Against that the lead is smaller and surer, {lead}" in RESULTS
+    assert f"*By the first rule the lead is not the rate's:* {lead}" in RESULTS
+    assert (
+        f"on average its best rate is 0.003, so the {lead.partition(',')[0]} is the smaller and surer lead." in RESULTS
+    )
     assert beside(dispersed, slow, three)[0].endswith(
         "+0.001]"
     )  # "over the three seeds … the interval would contain 0"

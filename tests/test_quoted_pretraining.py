@@ -1,4 +1,4 @@
-"""The numbers of `pretrain` in the prose of README.md, docs/pretraining.md and its details."""
+"""The numbers of `pretrain` in the prose of README.md, docs/pretraining.md and the pages behind it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from scipy import stats
-from test_quoted_results import PLAIN, README, RESULTS, ROOT, STUDIES, estimate, runs, table
+from test_quoted_results import PLAIN, README, RESULTS, ROOT, STUDIES, estimate, runs, table, words_of
 
 from decondense.records import Training, read
 from decondense.stats.crossed import Crossed, crossed_macro
@@ -27,6 +27,7 @@ UNIFORM, GONE, DECORRELATED, DISPERSED = NAMES
 ROWS = {(row["loss"], row["model"], row["tokens"]): row for row in table("pretrain")}
 AT_ONE_RATE = DISPERSED, "gpt2", 32e7
 KEPT = runs("pretrain")
+LOG = words_of("docs/studies-log.md")
 
 
 def told(loss: str, model: str, tokens: float, of: str = "", digits: int = 3) -> str:
@@ -65,8 +66,7 @@ def test_table_of_effects():
     )
     assert words.format(once) in RESULTS
     assert once < 0.05 < ROWS[last]["p_holm"]
-    log = " ".join((ROOT / "docs" / "studies-log.md").read_text(encoding="utf-8").split())
-    assert f"in the Llama with 80M went from {once:.3f} to {ROWS[last]['p_holm']:.3f}." in log
+    assert f"in the Llama with 80M went from {once:.3f} to {ROWS[last]['p_holm']:.3f}." in LOG
     for loss, model, tokens in (*significant, last):
         arm, base = (KEPT[f"{name} · {model} · {tokens / 1e6:.0f}M"] for name in (loss, PLAIN))
         for seed, run in arm.items():
@@ -170,6 +170,11 @@ def test_verdict_and_advice():
     assert words.format(saved, row["int4_cross_entropy"], row["difference"]) in RESULTS
     row, saved = ROWS[DISPERSED, "gpt2 at 0.005", 16e7], told(DISPERSED, "gpt2 at 0.005", 16e7, "int4_", 4)
     assert f"; GPT2, 160M {saved} of {row['int4_cross_entropy']:.4f}, with one that is lower |" in RESULTS
+    for model, tokens, side in (("llama", 32e7, "higher"), ("gpt2 at 0.005", 16e7, "lower")):
+        row, saved = ROWS[DISPERSED, model, tokens], told(DISPERSED, model, tokens, "int4_", 4)
+        effect = f"{row['int4_cross_entropy']:.4f} | {saved} | {abs(row['difference']):.3f} {side} |"
+        assert f"| dispersion | {where(model, tokens)} | {effect}" in RESULTS
+        assert (row["difference"] > 0) == (side == "higher")
 
 
 def test_tables_of_tasks_and_rounding():
@@ -237,7 +242,7 @@ def test_tables_of_tasks_and_rounding():
     for arms in costs.values():  # "dispersion costs less by both in every seed"
         assert all(less < more for more, less in zip(arms[PLAIN], arms[DISPERSED]))
     means = [np.mean(costs["int8-int8"][arm]) for arm in (DISPERSED, PLAIN)]
-    assert "by int8 with activations {:.4f} nats instead of {:.4f}, and its held-out loss".format(*means) in RESULTS
+    assert "by int8 with activations {:.4f} nats instead of {:.4f}. That is not so against".format(*means) in RESULTS
     for tokens in ("80M", "320M"):
         plain, dispersed = (
             {s: quantisation("int8-int8")(run) for s, run in KEPT[f"{arm} · gpt2 at 0.005 · {tokens}"].items()}
@@ -366,7 +371,7 @@ def test_a_loss_that_is_taken_away_early():
     base, gone = (KEPT[f"{arm} · llama · 80M"] for arm in (PLAIN, GONE))
     later = [h.step for h in base[11].history if h.tokens > 52e6]
     assert all(at(run, step) > at(base[seed], step) for seed, run in gone.items() for step in later)
-    assert f"on held-out text (p = {ROWS[GONE, 'llama', 8e7]['p_holm']:.2f} after correction)" in RESULTS
+    assert f"on held-out text (p = {ROWS[GONE, 'llama', 8e7]['p_holm']:.2f} after correction;" in RESULTS
     ends = [(run.snapshots[-1].mean_cosine[-1], run.snapshots[-1].effective_rank[-1]) for run in gone.values()]
     assert "mean cosine {:.3f} and effective rank {:.0f}, and".format(*np.mean(ends, 0)) in RESULTS
     shares = [
@@ -416,18 +421,19 @@ def test_doubts():
 
     early = over("gpt2 at 0.005", "80M", (11, 12, 13))
     words = "with 80M the first three seeds gave {}, and the two later ones {} and {};"
-    assert words.format(early, *gaps("gpt2 at 0.005", "80M", 14, 15)) in RESULTS
+    assert words.format(early, *gaps("gpt2 at 0.005", "80M", 14, 15)) in LOG
     early = over("gpt2", "40M", (11, 12, 13)).replace(" [", " nats [")
     words = "the first three gave {}, and the two that came later gave {} and {}."
-    assert words.format(early, *gaps("gpt2", "40M", 14, 15)) in RESULTS
+    assert words.format(early, *gaps("gpt2", "40M", 14, 15)) in LOG
     early = over("llama", "320M", (11, 12, 13), DISPERSED)
     first = over("llama", "40M", (11, 12, 13), DISPERSED)
     words = (
-        "in the Llama with 320M the first three gave {}, and the last two {} and {}; with 40M the first three gave {},"
+        "*Dispersion in the Llama.* With 320M the first three gave {}, and the last two {} and {}; with 40M the first"
     )
+    words += " three gave {},"
     ends = (gaps("llama", tokens, 14, 15, loss=DISPERSED) for tokens in ("320M", "40M"))
     words = f"{words.format(early, *next(ends), first)} and the last two {{}} and {{}}."
-    assert words.format(*next(ends)) in RESULTS
+    assert words.format(*next(ends)) in LOG
     losses = [by_document(run) for run in KEPT[f"{PLAIN} · gpt2 · 40M"].values()]
     assert f"in the GPT2 with 40M tokens lie between {min(losses):.3f} and {max(losses):.3f}." in RESULTS
 

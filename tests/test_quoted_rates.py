@@ -1,4 +1,4 @@
-"""The numbers of `rates` in the prose of README.md, docs/pretraining.md and its details."""
+"""The numbers of `rates` in the prose of README.md, docs/pretraining.md and the pages behind it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_each_at_its_own_rate():
     assert f"] | **{dispersed}** | **do not** |" in RESULTS
     level, behind = own(DISPERSED, "gpt2")
     assert f"] | {level} | **not resolved** |" in RESULTS
-    assert f"compared in this way dispersion shows no gain with 80M ({level}), and" in RESULTS
+    assert f"for each arm dispersion shows no gain with 80M ({level}), and" in RESULTS
     words = "the other three seeds are not ahead: behind by {1:.3f} and {2:.3f}, and level ({0:.3f})."
     assert words.format(*sorted(behind)) in PROSE
     gained, ahead = own(DISPERSED, LONGER)
@@ -260,7 +260,7 @@ def test_rounding_and_steadiness_at_other_rates():
     }
     fewer = [changes[rate, "int4"] for rate in (0.003, 0.008)]
     assert max(map(max, fewer)) < 0
-    words = "int4 costs less with it in every seed too ({} and {}), but"
+    words = "int4 costs less with it in every seed too ({} and {})."
     assert words.format(*(signed(float(np.mean(some)), 4) for some in fewer)) in PROSE
     middle, low, high = (signed(x, 4) for x in interval(changes[0.003, "int8-int8"]))
     plain = float(np.mean([quantisation("int8-int8")(run) for run in base[0.003].values()]))

@@ -27,7 +27,10 @@ def words_of(name: str) -> str:
     return " ".join((ROOT / name).read_text(encoding="utf-8").split())
 
 
-PAGES = ("results", "pretraining", "pretraining-details", "midtraining", "condensing", "runs")
+PAGES = (
+    *("results", "pretraining", "pretraining-details", "pretraining-afterwards", "quantising"),
+    *("midtraining", "condensing", "runs"),
+)
 RESULTS, README = " ".join(words_of(f"docs/{page}.md") for page in PAGES), words_of("README.md")
 
 

@@ -1,4 +1,4 @@
-"""The numbers of `screen` in the prose of README.md, docs/pretraining.md and its details."""
+"""The numbers of `screen` in the prose of README.md, docs/pretraining.md and the pages behind it."""
 
 from __future__ import annotations
 
