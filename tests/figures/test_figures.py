@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import subprocess
 import sys
 from itertools import pairwise
@@ -12,9 +13,18 @@ import numpy as np
 import pytest
 from by_hand import condensation
 
-from decondense.figures.chart import PALETTE, Axis, Chart, Frame, Series, look
+from decondense.figures.chart import PALETTE, Axis, Chart, Frame, Series, dots, look, numbers, pale
 from decondense.figures.draw import Strip, draw
-from decondense.figures.measurements import curve_plot, heat_chart, heat_frame, heatmap, heatmaps, top_of, trend_plot
+from decondense.figures.measurements import (
+    curve_plot,
+    heat_chart,
+    heat_frame,
+    heat_rows,
+    heatmap,
+    heatmaps,
+    top_of,
+    trend_plot,
+)
 from decondense.figures.training import training_figure
 from decondense.meter.compare import Comparison
 from decondense.meter.result import Condensation
@@ -42,6 +52,11 @@ def test_heatmap_and_its_numbers(tmp_path, final_norm):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["h.csv", "h.png"]
     before = path.read_bytes()
     assert heatmap(result, path).read_bytes() == before, "the same numbers give the same bytes"
+
+
+def test_heatmaps_may_end_where_little_is_left():
+    whole, cut = (heat_rows([[("a", fake())]], floor=floor)[0][0].y.range for floor in (None, 0.25))
+    assert (whole[0] < 0.25, cut) == (True, (0.25, 1))
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 4, 30])
@@ -185,6 +200,29 @@ def test_series_can_be_told_apart():
     assert len({one["colour"] for one in looks[:8]}) == 8
 
 
+def test_a_loss_has_one_colour_whatever_stands_beside_it():
+    some = numbers(["cross-entropy", "something", "uniformity last 0.1", "uniformity last 0.1 early"])
+    other = numbers(["dispersion", "l2_repel", "uniformity · gpt2", "l2 repel on last"])
+    assert len(set(some.values())) == len(set(other.values())) == 4
+    shades = [PALETTE[n % len(PALETTE)] for n in (*some.values(), *other.values())]
+    blue, orange, green = PALETTE[:3]
+    assert [some["cross-entropy"], other["dispersion"]] == [0, 1]
+    assert [shade == green for shade in shades].count(True) == 3
+    assert PALETTE[other["l2_repel"]] == PALETTE[other["l2 repel on last"] % 8] not in (blue, orange, green)
+    assert list(numbers("abcdefghij").values()) == list(range(10))  # no loss: in their order
+    assert len(set(numbers(f"dispersion {i}" for i in range(60)).values())) == 60
+
+
+def test_seeds_are_faint_behind_their_mean_and_a_single_seed_stands_alone():
+    line, seeds, mean, alone = dots([1, 2, 3], [[1.0, 3.0], [2.0, 2.0, 5.0], [4.0]], dash="solid")
+    assert (line.x, line.y[:2], math.isnan(line.y[2])) == ([1, 2, 3], [2.0, 3.0], True)
+    assert (seeds.x, seeds.y, seeds.colour) == ([1, 1, 2, 2, 2], [1.0, 3.0, 2.0, 2.0, 5.0], pale(PALETTE[0]))
+    assert (mean.x, mean.y, mean.symbol, mean.colour) == ([1, 2], [2.0, 3.0], "square", PALETTE[0])
+    assert (alone.x, alone.y, alone.hollow, alone.colour) == ([3], [4.0], True, PALETTE[0])
+    line, seeds, mean, alone = dots([1, 2], [[1.0], [3.0]], dash="solid", across=True)  # one seed everywhere
+    assert (line.x, line.y, mean.x, alone.x, alone.y) == ([1.0, 3.0], [1, 2], [], [1.0, 3.0], [1, 2])
+
+
 def training(**runs):
     """The panels of the figure of these runs: name → losses."""
     pairs = []
@@ -249,4 +287,7 @@ def test_effects_that_are_not_strong_are_hollow_and_groups_are_parted(tmp_path, 
     studies.effects(rows, tmp_path / "figure.png", x="nats", strong=[True, False, True], groups=["a", "a", "b"])
     (chart,) = drawn
     assert [mark.hollow for mark in chart.frames[0].marks if mark.symbol == "square"] == [False, True, False]
-    assert [rule.at for rule in chart.rules if rule.axis == "y"] == [1.5]  # lines stand at 3, 2 and 1
+    colours = [mark.colour for mark in chart.frames[0].marks if mark.symbol == "square"]
+    assert colours == [PALETTE[0], pale(PALETTE[0]), PALETTE[0]]
+    assert [rule.at for rule in chart.rules if rule.axis == "y"] == [2.5]  # rows stand at 4, 3 and 1
+    assert [(remark.words, remark.y) for remark in chart.remarks] == [("a", 5), ("b", 2)]

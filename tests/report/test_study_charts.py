@@ -130,6 +130,14 @@ def test_curves_over_steps(tmp_path, runs):
     ]  # fmt: skip
 
 
+def test_a_loss_has_its_colour_at_any_place(tmp_path):
+    write_study(tmp_path / "s", config={"arms": {"dispersion": {}, "cross-entropy": {}}})
+    write_runs(tmp_path / "s", ("dispersion", "cross-entropy"), (1,))
+    charts = charts_of(section_of(tmp_path))
+    drawn = lines_of(charts["Task loss while training"])
+    assert [trace["line"]["color"] for trace in drawn] == ["#D55E00", "#0072B2"]
+
+
 def test_arms_stand_in_the_order_of_the_settings(tmp_path):
     write_study(tmp_path / "s", config={"arms": {"z": {}, "a": {}}})
     write_runs(tmp_path / "s", ("a", "z"), (2, 1))

@@ -82,8 +82,9 @@ def test_a_ruined_arm_does_not_flatten_the_others(tmp_path, monkeypatch):
     assert [label for label in labels if "off the scale" in label] == ["l2 repel: +12.00, off the scale"]
     low, high = chart.x.range
     assert -0.02 < low < 0 < 0.01 < high < 0.03
-    assert "green" in drawn[0].x
-    assert "orange" not in drawn[0].x
+    assert chart.remarks[0].words == "the paper's losses"
+    assert labels[:2] == ["dispersion", "decorrelation"]
+    assert "rivals" not in [remark.words for remark in chart.remarks]
 
 
 def test_runs_without_a_snapshot_are_compared_in_loss_alone(tmp_path, monkeypatch):

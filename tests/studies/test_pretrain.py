@@ -186,7 +186,7 @@ def test_what_changes_is_told_seed_by_seed_and_by_hand(tmp_path):
     assert (places[0], len(places), values[4]) == (0.5, 10, pytest.approx([0.4, 0.8]))
     assert panels[3]["series"][name][0] == [0.5, 1.5, 2.5, 4.5, 5.5, 6.5, 7.5]
     assert list(panels[1]["series"]) == [name, "cross-entropy"]
-    assert all(panel["names"] == [name, "cross-entropy"] for panel in panels)  # the same colour in all
+    assert all(panel["names"] == ["cross-entropy", name] for panel in panels)  # the same colour in all
     assert [panel["legend"] for panel in panels] == [False, True, False, False]  # where all arms are
     assert end.more["why-llama-1-02k.png"].keywords["note"].startswith("llama, 1.02k tokens, 2 seeds: ")
     assert end.more["why-llama-1-02k.png"](tmp_path / "why-llama-1-02k.png").stat().st_size > 1000
@@ -210,13 +210,17 @@ def test_where_losses_end_over_learning_rates(tmp_path):
     made = [f"{loss} · {model} · 512" for loss, of in made.items() for model in of]
     made += [f"cross-entropy · {model} · 1.02k" for model in ("slow", "fast")]
     runs = [training(arm, seed, {"one": [3.0 + i + seed / 10]}) for i, arm in enumerate(made) for seed in (1, 2)]
+    runs = [run for run in runs if (run.record.arm, run.record.recipe["train"]["seed"]) != ("vicreg · fast · 512", 2)]
     figure = study.conclude(Runs(runs, list(settings["arms"])), settings).more["rates.png"]
     (panel,) = figure.args[0]
     assert (panel["title"], panel["ticks"]) == ("slow, 512 tokens", [0.001, 0.003, 0.009])
-    assert panel["series"] == {
-        "cross-entropy": ([0.001, 0.003, 0.009], [pytest.approx([3.1 + i, 3.2 + i]) for i in range(3)]),
-        "vicreg": ([0.003, 0.009], [pytest.approx([3.1 + i, 3.2 + i]) for i in (3, 4)]),
+    assert {name: values for name, (_, values) in panel["series"].items()} == {
+        "cross-entropy (seeds: 2, 2, 2)": [pytest.approx([3.1 + i, 3.2 + i]) for i in range(3)],
+        "vicreg (seeds: 2, 1)": [pytest.approx([6.1, 6.2]), pytest.approx([7.1])],
     }
+    plain, other = (x for x, _ in panel["series"].values())
+    assert [plain, other] == [pytest.approx([0.001, 0.003, 0.009], rel=0.02), pytest.approx([0.003, 0.009], rel=0.02)]
+    assert [there / here for here, there in zip(plain[1:], other)] == pytest.approx([1.03, 1.03])  # side by side
     assert figure(tmp_path / "rates.png").stat().st_size > 1000
 
 
@@ -274,6 +278,13 @@ def test_the_screen_takes_the_best_rate_of_the_best_arms_and_no_control():
     assert end.estimate["cross_entropy"] == pytest.approx({"cross-entropy": 4.05, "llama: cross-entropy": 3.90})
     row = next(r for r in end.rows if r[0] == "decorrelation last 1 @ 0.003")
     assert row[3] == pytest.approx(4.30 - 4.5)  # against cross-entropy at the same rate
+    panels = end.draw.args[0]
+    assert [panel["title"] for panel in panels] == [
+        "gpt2: warm-up 5 %",
+        "gpt2: each at its best rate, 0.001 to 0.003",
+        "llama: each at its best rate, 0.002 to 0.003",
+    ]
+    assert all(panel.get("legend", True) for panel in panels)
 
     part = study.conclude(Runs(runs[1:], list(settings["arms"])), settings)  # without cross-entropy @ 0.0005
     assert part.estimate["chosen"] == {}
@@ -327,21 +338,27 @@ def test_pairs_beside_the_criterion_without_their_arms_are_named_as_not_compared
     assert found.sentence.endswith(f"Not compared, without a seed that both have: {pair}.")
 
 
-def test_the_figure_says_what_is_subtracted():
-    """Of another budget, of another loss, and of the same place."""
-    short, long = "llama · 512", "llama · 1.02k"
-    asked = {
-        (f"cross-entropy · {short}", f"cross-entropy · {long}"): "cross-entropy (minus 1.02k)",
-        (
-            f"cross-entropy · {short}",
-            f"decorrelation last 1 · {long}",
-        ): "cross-entropy (minus decorrelation last 1, 1.02k)",
-        (f"cross-entropy · {long}", f"decorrelation last 1 · {long}"): "cross-entropy (minus decorrelation last 1)",
-        (f"decorrelation last 1 · {long}", f"cross-entropy · {long}"): "decorrelation last 1 (minus cross-entropy)",
-        (f"decorrelation last 1 · {short}", f"decorrelation last 1 · {long}"): (
-            "decorrelation last 1 (minus the same, 1.02k)"
-        ),
-    }
-    for pair, label in asked.items():
-        drawn = confirmed({"512": 0.05, "1.02k": 0.0}, beside=[pair]).draw
-        assert label in [name.partition(": ")[2] for name, _ in drawn.args[0]]
+def test_the_figure_is_in_the_order_of_models_losses_and_tokens(tmp_path, monkeypatch):
+    """Each model with its rate; pairs beside the criterion are in the text alone, and cells of two seeds nowhere."""
+    study = find("pretrain")
+    models = {"small": {"train": {"learning_rate": 0.003}}, "small at 0.005": {"train": {"learning_rate": 0.005}}}
+    losses = {"cross-entropy": {}, "uniformity": {"loss": {"name": "uniformity"}}, "koleo": {"loss": {"name": "koleo"}}}
+    planned = arms({"models": models, "budgets": [512, 1024], "losses": losses})
+    beside = [["koleo · small · 512", "koleo · small at 0.005 · 512"]]
+    settings = settings_of(study, "smoke", seeds=[1, 2, 3]) | {"arms": planned, "beside": beside}
+    few = "koleo · small at 0.005 · 512"
+    runs = [
+        training(arm, seed, {"one": [3.0 - 0.1 * ("koleo" in arm) + seed * seed / 1000 * ("koleo" in arm)]})
+        for arm in planned for seed in (1, 2, 3)[: 2 if arm == few else 3]
+    ]  # fmt: skip
+    end = study.conclude(Runs(runs, list(planned)), settings)
+    assert end.estimate["beside"]
+    drawn = []
+    monkeypatch.setattr("decondense.figures.studies.draw", lambda strips, path: drawn.append(strips[0].rows[0][0]))
+    end.draw(tmp_path / "figure.png")
+    (chart,) = drawn
+    both = ["uniformity, 512", "1.02k", "koleo, 512", "1.02k"]
+    assert [label for _, label in chart.y.ticks] == [*both, *both[:2], "koleo, 1.02k"]
+    heads = [(remark.words, remark.y) for remark in chart.remarks]
+    assert heads == [("small, learning rate 0.003", 9), ("small, learning rate 0.005", 4)]
+    assert {place for place, _ in chart.y.ticks} == {8, 7, 6, 5, 3, 2, 1}

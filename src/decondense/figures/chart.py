@@ -8,8 +8,9 @@ faint lines wherever the chart is drawn. Sizes and widths are in pixels of the p
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ from ..stats.intervals import student
 from ..words import span
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999933", "#888888")
+LOSSES = (
+    "cross-entropy", "dispersion", "uniformity", "decorrelation", "koleo", "orthogonalization", "z-loss", "l2 repel",
+)  # fmt: skip
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross")
 INK, FAINT = "ink", "faint"
@@ -29,6 +33,22 @@ def look(number: int) -> dict[str, Any]:
     turn = number % len(PALETTE) + number // len(PALETTE)
     names = {"dash": DASHES[turn % len(DASHES)], "symbol": SYMBOLS[turn % len(SYMBOLS)]}
     return {"colour": PALETTE[number % len(PALETTE)], **names}
+
+
+def numbers(names: Iterable[str]) -> dict[str, int]:
+    """Number names for `look`, so that a loss has one colour in all figures: that of its place in LOSSES, with other
+    dashes where several names have it in them. The other names take the numbers that are left, in their order."""
+    of = {name: [i for i, loss in enumerate(LOSSES) if loss in name.replace("_", " ")] for name in names}
+    found: dict[str, int] = {}
+    for name in sorted(of, key=lambda name: not of[name]):
+        own = range(of[name][0], len(PALETTE) * len(DASHES), len(PALETTE)) if of[name] else ()
+        found[name] = next(number for number in chain(own, count()) if number not in found.values())
+    return found
+
+
+def pale(colour: str) -> str:
+    """Return a colour of the palette mixed with white."""
+    return "#" + "".join(f"{round(255 - 0.5 * (255 - int(colour[i : i + 2], 16))):02x}" for i in (1, 3, 5))
 
 
 @dataclass
@@ -159,23 +179,30 @@ class Chart:
 
 def dots(
     x: Sequence[float], values: Sequence[Sequence[Any]], *, colour: str = PALETTE[0], name: str = "",
-    joined: bool = False, level: float = 0.95, across: bool = False, hollow: bool = False,
+    dash: str | None = None, level: float = 0.95, across: bool = False, hollow: bool = False,
 ) -> list[Series]:  # fmt: skip
-    """Show the values at every `x` as small open dots and, if there are several, their mean with Student's interval as
-    a square, which may be `hollow`; `across`: values along the x axis, places along the y axis."""
-    finite = [[v for v in group if v is not None and math.isfinite(v)] for group in values]
-    means = [float(np.mean(group)) if group else math.nan for group in finite]
-    singles = [(place, v) for place, group in zip(x, finite) for v in group]
-    means_with_half = [(place, *map(float, student(group, level))) for place, group in zip(x, finite) if len(group) > 1]
-    low, high = ([mean + sign * half for _, mean, half in means_with_half] for sign in (-1, 1))
-    at, mean = ([row[i] for row in means_with_half] for i in (0, 1))
-    places, y = ([row[i] for row in singles] for i in (0, 1))
-    series = [Series(list(x), means, name, colour, dash="solid", width=1.7)] if joined else []
-    square = Series(at, mean, colour=colour, symbol="square", size=8, low=low, high=high, across=across, hollow=hollow)
-    series.append(square)
-    series.append(Series(places, y, colour=colour, symbol="circle", size=6, hollow=True, across=across))
+    """Show the values at every `x` as faint dots and before them their mean with Student's interval as a square, which
+    may be `hollow`; a single value as an open dot. A `dash` joins the means, or single values where all are.
+    `across`: values along the x axis, places along the y axis."""
+    groups = [(at, [v for v in some if v is not None and math.isfinite(v)]) for at, some in zip(x, values)]
+    several = [(at, *map(float, student(some, level))) for at, some in groups if len(some) > 1]
+    each = [(at, v) for at, some in groups if len(some) > 1 for v in some]
+    alone = [(at, some[0]) for at, some in groups if len(some) == 1]
+    low, high = ([mean + sign * half for _, mean, half in several] for sign in (-1, 1))
+    ends = {at: mean for at, mean, _ in several} or dict(alone)
+    line = [Series(list(x), [ends.get(at, math.nan) for at in x], name, colour, dash, width=1.7)] if dash else []
+    style: dict[str, Any] = {"symbol": "circle", "size": 6, "hollow": True}
+    series = [
+        *line,
+        Series([at for at, _ in each], [v for _, v in each], colour=pale(colour), **style),
+        Series(
+            [at for at, *_ in several], [mean for _, mean, _ in several], colour=colour, symbol="square", size=8,
+            low=low, high=high, hollow=hollow,
+        ),
+        Series([at for at, _ in alone], [v for _, v in alone], colour=colour, **style),
+    ]  # fmt: skip
     for one in series if across else ():
-        one.x, one.y = one.y, one.x
+        one.x, one.y, one.across = one.y, one.x, True
     return series
 
 

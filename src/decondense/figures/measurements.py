@@ -90,15 +90,16 @@ def heat_chart(
 
 
 def heat_rows(
-    rows: Sequence[Sequence[tuple[str, Short]]], *, view: str = "pooled", spread: bool = False
-) -> list[list[Chart]]:
+    rows: Sequence[Sequence[tuple[str, Short]]], *, view: str = "pooled", spread: bool = False,
+    floor: float | None = None,
+) -> list[list[Chart]]:  # fmt: skip
     """Describe small heatmaps (title, result) on one scale, for a file."""
     densities = [density_of(result, view) for row in rows for _, result in row]
-    floor, top = floor_of(densities), top_of(densities)
+    lowest, top = floor_of(densities) if floor is None else floor, top_of(densities)
 
     def small(title: str, result: Short) -> Chart:
         frame = heat_frame(result, top=top, view=view, relative=True, spread=spread)
-        chart = heat_chart(title, [frame], [result], floor=floor, relative=True)
+        chart = heat_chart(title, [frame], [result], floor=lowest, relative=True)
         chart.x.title = chart.y.title = ""  # the strip has common titles
         return chart
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..stats.intervals import student
 from ..words import amount, signed
-from .chart import FAINT, PALETTE, Axis, Band, Box, Chart, Frame, Rule, Series, dots, look
+from .chart import FAINT, INK, PALETTE, Axis, Band, Box, Chart, Frame, Remark, Rule, Series, dots, look, numbers, pale
 from .draw import Strip, draw
 from .measured import Short
 from .measurements import DEPTH, heat_rows
@@ -24,13 +24,14 @@ Points = Sequence[tuple[str, Sequence[float]]]
 
 def heat_grid(
     rows: Sequence[tuple[str, Sequence[tuple[str, Short]]]], path: Path, *, note: str = "",
-    below: Sequence[Mapping[str, Any]] = (),
+    below: Sequence[Mapping[str, Any]] = (), floor: float | None = None,
 ) -> Path:  # fmt: skip
     """Rows of heatmaps on one scale; each row has a label and (title, snapshot) panels.
 
     below: panels as in `curves`, for what heatmaps are too coarse to show.
+    floor: the lowest cosine that is shown, if not the lowest of any state.
     """
-    charts = _heats([panels for _, panels in rows])
+    charts = _heats([panels for _, panels in rows], floor)
     for line, (label, _) in zip(charts, rows):
         line[0].y.title = label
     size = (2.2 * max(map(len, charts)) + 1.5, 2.3 * len(rows) + 0.9)
@@ -64,8 +65,9 @@ def heat_row(
     return draw([upper, Strip([lower], (width, 2.9))], path)
 
 
-def _heats(rows: Sequence[Sequence[tuple[str, Short]]]) -> list[list[Chart]]:
-    return heat_rows([[(f"{title}\nSpearman {signed(s.spearman, 2)}", s) for title, s in row] for row in rows])
+def _heats(rows: Sequence[Sequence[tuple[str, Short]]], floor: float | None = None) -> list[list[Chart]]:
+    titled = [[(f"{title}\nSpearman {signed(s.spearman, 2)}", s) for title, s in row] for row in rows]
+    return heat_rows(titled, floor=floor)
 
 
 def _points(points: Points, y: str, numbers: bool) -> dict[str, Any]:
@@ -90,8 +92,11 @@ def effects(
 ) -> Path:  # fmt: skip
     """Draw one line per comparison: dots are seeds, the bar is Student's interval; `margin` is shaded around 0, `right`
     is a column of text (speed, say). A comparison with a dot further from 0 than `far`, which would flatten the others,
-    is not drawn: its label gives its mean. Squares are hollow where `strong` is false; lines separate the `groups`."""
-    places = [float(place) for place in range(len(rows), 0, -1)]
+    is not drawn: its label gives its mean. Squares are hollow and pale where `strong` is false. `groups` names the
+    group of every row: each stands above its rows."""
+    starts = [i for i, group in enumerate(groups) if i == 0 or group != groups[i - 1]]
+    top = len(rows) + len(starts)
+    places = [float(top - i - sum(start <= i for start in starts)) for i in range(len(rows))]
     rows = [
         (f"{label}: {signed(float(np.mean(values)), 2)}, off the scale", ()) if max(map(abs, values), default=0.0) > far
         else (label, values)
@@ -102,8 +107,9 @@ def effects(
         if not len(values):
             continue
         colour = PALETTE[(colours[number] if colours else 0) % len(PALETTE)]
-        hollow = strong is not None and not strong[number]
-        marks += dots([place], [values], colour=colour, level=level, across=True, hollow=hollow)
+        weak = strong is not None and not strong[number]
+        shade = pale(colour) if weak else colour
+        marks += dots([place], [values], colour=shade, level=level, across=True, hollow=weak)
     # Three seeds have long intervals: the axis shows all dots, and cuts a bar that would flatten them.
     shown = [v for _, values in rows for v in values if math.isfinite(v)] or [0.0]
     low, high = min(0.0, *shown, -(margin or 0)), max(0.0, *shown, margin or 0)
@@ -115,15 +121,15 @@ def effects(
     limits = max(lowest - 0.1 * room, low - room), min(highest + 0.1 * room, high + room)
     note += "\nlonger bars are cut at the edge" if cut else ""
     ticks = [(place, label) for place, (label, _) in zip(places, rows)]
-    y = Axis(range=(0.4, len(rows) + 0.6), ticks=ticks, grid=False)
-    borders = [place + 0.5 for place, above, here in zip(places[1:], groups, groups[1:]) if above != here]
+    y = Axis(range=(0.4, top + 0.6), ticks=ticks, grid=False)
     chart = Chart(
-        "", Axis(x, limits), y, [Frame(marks)], [Rule(0), *(Rule(b, "y") for b in borders)],
+        "", Axis(x, limits), y, [Frame(marks)], [Rule(0), *(Rule(places[i] + 1.5, "y") for i in starts[1:])],
+        remarks=[Remark(groups[i], limits[0], places[i] + 1, INK, (4, 0)) for i in starts],
         right_title=right_title if right else "", right=list(zip(places, right or ())),
     )  # fmt: skip
     if margin is not None:
         chart.boxes = [Box((-margin, margin), colour=PALETTE[2], opacity=0.12)]
-    return draw([Strip([[chart]], (8.4, 1.3 + 0.3 * len(rows)), note.strip())], path)
+    return draw([Strip([[chart]], (8.4, 1.3 + 0.3 * top), note.strip())], path)
 
 
 def curves(panels: Sequence[Mapping[str, Any]], path: Path, *, note: str = "", columns: int | None = None) -> Path:
@@ -139,16 +145,18 @@ def curves(panels: Sequence[Mapping[str, Any]], path: Path, *, note: str = "", c
 
 def _panel(panel: Mapping[str, Any], *, joined: bool = True) -> Chart:
     marks: list[Any] = []
-    names = list(panel.get("names") or panel["series"])
+    of = numbers(panel.get("names") or panel["series"])
     for name, (x, values) in panel["series"].items():
-        number = names.index(name)
+        number = of[name]
         colour = PALETTE[number % len(PALETTE)]
         if panel.get("band"):
-            low, mean, high = ([float(of(some)) for some in values] for of in (np.min, np.mean, np.max))
+            low, mean, high = ([float(end(some)) for some in values] for end in (np.min, np.mean, np.max))
             style = look(number) | ({"symbol": None} if len(x) > 12 else {})
             marks += [Band(x, low, high, "", colour, 0.2), Series(x, mean, name, **style)]
         else:
-            marks += dots(x, values, colour=colour, name=name, joined=joined)
+            # drawn through unless another name has the same colour
+            dash = look(number // len(PALETTE))["dash"] if joined else None
+            marks += dots(x, values, colour=colour, name=name, dash=dash)
         if panel.get("limit"):
             marks.append(Series(x, panel["limit"][1], panel["limit"][0], FAINT, "dash"))
     places = panel.get("ticks") or ()

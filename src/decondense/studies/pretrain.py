@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from ..figures.chart import numbers
 from ..figures.studies import curves, effects
 from ..records import Training
 from ..stats.crossed import crossed_macro
@@ -147,28 +148,22 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         estimate["beside"] = {_minus(*two): {part: getattr(d, part) for part in parts} for two, d in beside.items()}
     if tasks:
         estimate["tasks"] = {BETWEEN.join(cell): decision for cell, decision in tasks.items()}
-    names = [*dict.fromkeys(loss for loss, *_ in tokens if loss != NONE), NONE]
-    models = list(dict.fromkeys(model for _, model, _ in tokens))
+    losses, models = (list(dict.fromkeys(cell[i] for cell in tokens)) for i in (0, 1))
     # an interval over two seeds would hide everything else
-    lines = [(cell, f"{', '.join(cell[1:])}: {cell[0]}", diffs, corrected[cell] < 0.05)
-             for cell, (*_, diffs) in table.items() if len(diffs) > 2]  # fmt: skip
-    for arm, other in beside:
-        (loss, *place), (plain, *base) = arm.split(BETWEEN), other.split(BETWEEN)
-        of = ["the same"] if plain == loss != NONE else [plain] * (plain != NONE)
-        less = ", ".join([*of, *(part for part in base if part not in place)]) or plain
-        diffs = runs.differences(arm, other, by_document)
-        lines += [((loss, *place), f"{', '.join(place)}: {loss} (minus {less})", diffs, False)] * (len(diffs) > 2)
-    lines.sort(key=lambda line: (models.index(line[0][1]), tokens[line[0]], names.index(line[0][0])))
-    places, labels, values, strong = zip(*lines) if lines else [()] * 4
+    shown = [cell for cell, (*_, diffs) in table.items() if len(diffs) > 2]
+    shown.sort(key=lambda cell: (models.index(cell[1]), losses.index(cell[0]), tokens[cell]))
+    labels = [size if above[:2] == (loss, model) else f"{loss}, {size}"
+              for above, (loss, model, size) in zip([(), *shown], shown)]  # fmt: skip
+    colours = numbers(losses)
     draw = partial(
-        effects, list(zip(labels, values)), strong=strong,
-        x="held-out loss minus cross-entropy's, nats (right of 0: worse)", margin=SMALLEST,
-        colours=[names.index(loss) for loss, *_ in places], groups=[model for _, model, _ in places],
-        note="filled: significant over seeds and documents, after correction for all comparisons\n"
-        "dots: seeds; bars: 95 % intervals over them alone; shaded: too small to matter"
-        + "\nin brackets: what is subtracted, cross-entropy where no loss is named; in no correction" * bool(beside),
-    ) if lines else None  # fmt: skip
-    more = _over_rates(runs, tokens, settings, names) | _why(runs, tokens, settings, names)
+        effects, [(label, table[cell][2]) for label, cell in zip(labels, shown)],
+        x="held-out loss minus cross-entropy's at the same rate, nats (right of 0: worse)", margin=SMALLEST,
+        strong=[corrected[cell] < 0.05 for cell in shown], colours=[colours[loss] for loss, *_ in shown],
+        groups=[_with_rate(cell, settings) for cell in shown],
+        note="filled: significant over seeds and documents, after correction for all comparisons; pale: not\n"
+        "dots: seeds, at least three; bars: 95 % intervals over them alone; shaded: too small to matter",
+    ) if shown else None  # fmt: skip
+    more = _over_rates(runs, tokens, settings) | _why(runs, tokens, settings, losses)
     return Conclusion(verdict, headline, sentence, columns, rows, estimate, draw, more)
 
 
@@ -219,14 +214,24 @@ def _why(
     return figures
 
 
-def _over_rates(
-    runs: Runs, tokens: Mapping[Cell, int], settings: Settings, names: Sequence[str]
-) -> dict[str, Callable[[Path], object]]:
+def _recipe(cell: Cell, settings: Settings) -> tuple[Settings, float | None]:
+    """The recipe of an arm and its learning rate, where that is known."""
+    recipe = joined(settings["base"], settings["arms"][BETWEEN.join(cell)])
+    return recipe, recipe.get("train", {}).get("learning_rate")
+
+
+def _with_rate(cell: Cell, settings: Settings) -> str:
+    """The model of an arm with its learning rate, which the model's name may have."""
+    _, rate = _recipe(cell, settings)
+    return cell[1] if rate is None else f"{cell[1].partition(' at ')[0]}, learning rate {rate:g}"
+
+
+def _over_rates(runs: Runs, tokens: Mapping[Cell, int], settings: Settings) -> dict[str, Callable[[Path], object]]:
     """A figure of where each loss ends over its learning rates, where one of them was trained at three or more."""
     places: dict[str, tuple[Cell, dict[str, dict[float, list[float]]]]] = {}
     for cell in (cell for cell in tokens if BETWEEN.join(cell) in runs):
-        recipe = joined(settings["base"], settings["arms"][BETWEEN.join(cell)])
-        if (rate := recipe.get("train", {}).get("learning_rate")) is not None:
+        recipe, rate = _recipe(cell, settings)
+        if rate is not None:
             shape = str(joined(recipe, {"loss": None, "train": {"learning_rate": None}}))
             _, losses = places.setdefault(shape, (cell, {}))
             losses.setdefault(cell[0], {})[rate] = runs.values(BETWEEN.join(cell), by_document)
@@ -234,15 +239,22 @@ def _over_rates(
     for (_, *place), losses in places.values():
         lines = {loss: dict(sorted(ends.items())) for loss, ends in losses.items() if len(ends) > 1}
         if max(map(len, lines.values()), default=0) > 2:
-            series = {loss: (list(ends), list(ends.values())) for loss, ends in lines.items()}
+            # side by side, so that none covers another
+            series = {
+                f"{loss} (seeds: {', '.join(str(len(some)) for some in ends.values())})": (
+                    [rate * 1.03 ** (i - (len(lines) - 1) / 2) for rate in ends], list(ends.values())
+                )
+                for i, (loss, ends) in enumerate(lines.items())
+            }  # fmt: skip
             x = {
                 "x": "learning rate",
                 "scale": "log",
                 "ticks": sorted({rate for ends in lines.values() for rate in ends}),
             }
-            y = {"y": "held-out loss, nats per token", "series": series, "names": names}
+            y = {"y": "held-out loss, nats per token", "series": series}
             panels.append({"title": f"{', '.join(place)} tokens", **x, **y})
-    note = "dots: seeds, not the same at every rate\nlines: their means; bars: 95 % intervals over them"
+    note = "dots: seeds, not the same at every rate; without a square: a single one\n"
+    note += "lines: their means; bars: 95 % intervals over them, unpaired"
     return {"rates.png": partial(curves, panels, note=note, columns=min(2, len(panels)))} if panels else {}
 
 

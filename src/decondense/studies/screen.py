@@ -114,18 +114,17 @@ def _panels(control: str, losses: Mapping[str, float], settings: Settings) -> li
     lowest = sorted(tuned, key=lambda name: min(tuned[name].values()))
     shown = {name: tuned[name] for name in [NONE, *(n for n in lowest if n != NONE)][:6] if name in tuned}
     shortest = min(warmup for cells in shown.values() for warmup, _ in cells)
-    rates, warmups = {}, {}
+    rates, warmups, taken = {}, {}, set()
     for name, cells in shown.items():
         at = sorted(rate for warmup, rate in cells if warmup == shortest)
         rates[name] = (at, [[cells[shortest, rate]] for rate in at])
         tried = sorted({warmup for warmup, _ in cells})
-        best = [min(loss for (warmup, _), loss in cells.items() if warmup == each) for each in tried]
-        warmups[name] = ([100 * each for each in tried], [[loss] for loss in best])
+        best = [min((loss, rate) for (warmup, rate), loss in cells.items() if warmup == each) for each in tried]
+        warmups[name] = ([100 * each for each in tried], [[loss] for loss, _ in best])
+        taken |= {rate for _, rate in best}
     y, ticks = "held-out loss, nats per token", sorted({rate for at, _ in rates.values() for rate in at})
     by_rate = {"title": f"{title}warm-up {100 * shortest:g} %", "x": "learning rate", "scale": "log", "ticks": ticks}
-    by_warmup = {"title": f"{title}each at its best rate", "x": "warm-up, % of the steps"}
-    panels: list[Settings] = [
-        {**by_rate, "y": y, "series": rates, "legend": False},
-        {**by_warmup, "y": y, "series": warmups},
-    ]
+    which = " to ".join(f"{rate:g}" for rate in sorted({min(taken), max(taken)}))
+    by_warmup = {"title": f"{title}each at its best rate, {which}", "x": "warm-up, % of the steps"}
+    panels: list[Settings] = [{**by_rate, "y": y, "series": rates}, {**by_warmup, "y": y, "series": warmups}]
     return panels if len(rates.get(NONE, ((), ()))[0]) > 2 else panels[1:]

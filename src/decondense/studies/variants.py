@@ -18,6 +18,7 @@ from functools import partial
 
 import numpy as np
 
+from ..figures.chart import numbers
 from ..figures.studies import effects
 from ..stats.verdicts import REPRODUCED, Decision, combine, decide, deciding, interval
 from .arms import recipe_of
@@ -28,7 +29,7 @@ from .settings import Settings
 ORIGINAL, PLAIN, LONGER, OURS = "original", "cross-entropy", "cross-entropy, 10 % more tokens", "dispersion"
 PAPER = ("decorrelation", "l2_repel", "orthogonalization")  # in the paper's order
 needed = (PLAIN, OURS, *PAPER)
-KINDS = {0: "blue: the paper's losses", 3: "pink: ancestors", 2: "green: baselines", 1: "orange: rivals"}
+KINDS = ("the paper's losses", "ancestors", "baselines", "rivals")
 
 
 def refuse(settings: Settings) -> None:
@@ -71,21 +72,21 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     columns += ["cost", "loss_at_matched_cost"]
     for row in rows:
         row += [runs.costs(row[0], PLAIN).get(row[1]), matched.get(row[0], {}).get(row[1])]
-    against = {arm: gaps for arm in compared if (gaps := runs.differences(arm, PLAIN, held_out))}
+    by_kind = sorted(compared, key=lambda arm: KINDS.index(_kind(arm)))
+    against = {arm: gaps for arm in by_kind if (gaps := runs.differences(arm, PLAIN, held_out))}
     costs = {arm: list(runs.costs(arm, PLAIN).values()) for arm in against}
     plain_cosine = runs.mean(PLAIN, cosine)
     right = [f"{runs.mean(arm, cosine):.3f}" for arm in against]
     if timed := any(costs.values()):
         words = [f"{sum(some) / len(some):.2f}×" if some else "–" for some in costs.values()]
         right = [f"{level} · {cost}" for level, cost in zip(right, words)]
-    colours = [_colour(arm) for arm in against]
-    kinds = [words for number, words in KINDS.items() if number in colours]
     draw = partial(
         effects, [(arm.replace("_", " "), gaps) for arm, gaps in against.items()], margin=MATTERS_NATS, far=RUINED,
-        x="held-out loss minus cross-entropy's on the same tokens, nats per token", colours=colours,
+        x="held-out loss minus cross-entropy's on the same tokens, nats per token",
+        colours=[numbers(runs.arms)[arm] for arm in against], groups=list(map(_kind, against)),
         right=right if math.isfinite(plain_cosine) else None,  # else none was measured
         right_title=f"mean cosine{' · cost' * timed} (cross-entropy {plain_cosine:.3f})",
-        note="; ".join([*kinds, "shaded: too little to matter"]),
+        note="shaded: too little to matter",
     )  # fmt: skip
     estimate = {"contrasts": contrasts, "contrasts_at_matched_cost": charged, "at_matched_cost": gains}
     estimate |= {"points": scored["correct"], "log_likelihood": scored["log_share"]}
@@ -125,9 +126,9 @@ def _matched(runs: Runs, arm: str) -> dict[int, float]:
     return result
 
 
-def _colour(arm: str) -> int:
+def _kind(arm: str) -> str:
     from ..losses.registry import registered
 
     if arm in registered("rival"):
-        return 1
-    return 3 if arm.endswith("ancestor") else 2 if arm in ("noisy embedding", "active forgetting") else 0
+        return KINDS[3]
+    return KINDS[1 if arm.endswith("ancestor") else 2 if arm in ("noisy embedding", "active forgetting") else 0]
