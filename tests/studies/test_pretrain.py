@@ -215,8 +215,8 @@ def test_where_losses_end_over_learning_rates(tmp_path):
     (panel,) = figure.args[0]
     assert (panel["title"], panel["ticks"]) == ("slow, 512 tokens", [0.001, 0.003, 0.009])
     assert {name: values for name, (_, values) in panel["series"].items()} == {
-        "cross-entropy (seeds: 2, 2, 2)": [pytest.approx([3.1 + i, 3.2 + i]) for i in range(3)],
-        "vicreg (seeds: 2, 1)": [pytest.approx([6.1, 6.2]), pytest.approx([7.1])],
+        "cross-entropy (2, 2, 2)": [pytest.approx([3.1 + i, 3.2 + i]) for i in range(3)],
+        "vicreg (2, 1)": [pytest.approx([6.1, 6.2]), pytest.approx([7.1])],
     }
     plain, other = (x for x, _ in panel["series"].values())
     assert [plain, other] == [pytest.approx([0.001, 0.003, 0.009], rel=0.02), pytest.approx([0.003, 0.009], rel=0.02)]

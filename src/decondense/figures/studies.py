@@ -37,7 +37,7 @@ def heat_grid(
     size = (2.2 * max(map(len, charts)) + 1.5, 2.3 * len(rows) + 0.9)
     strips = [Strip(charts, size, f"{DEPTH}\n{note}".strip(), "cosine similarity of two tokens", shared=True)]
     if below:
-        strips.append(Strip([[_panel(panel) for panel in below]], (size[0], 3.0)))
+        strips.append(Strip([[_panel(panel) for panel in below]], (size[0], 2.5)))
     return draw(strips, path)
 
 
@@ -135,8 +135,8 @@ def effects(
 def curves(panels: Sequence[Mapping[str, Any]], path: Path, *, note: str = "", columns: int | None = None) -> Path:
     """Draw panels side by side, `columns` in a row. Each has `title`, `x`, `y` (labels), `series`: name → (x values,
     one list of values per x); and optionally `scale` ("log", "symlog"), `line` (a level to draw), `ticks` and their
-    `labels`, `limits` of y, `legend`, `band` (draw many values as their mean and range), and `names` (all names in the
-    figure, so that each has the same colour in every panel)."""
+    `labels`, `limits` of y, `legend` (whether, or where), `band` (draw many values as their mean and range), and
+    `names` (all names in the figure, so that each has the same colour in every panel)."""
     columns = columns or len(panels)
     rows = [[_panel(panel) for panel in panels[i : i + columns]] for i in range(0, len(panels), columns)]
     size = (3.9 * columns + 0.4, 3.3 * len(rows) + 0.4)
@@ -166,5 +166,5 @@ def _panel(panel: Mapping[str, Any], *, joined: bool = True) -> Chart:
     rules = [Rule(panel["line"], "y")] if panel.get("line") is not None else []
     y = Axis(panel["y"], range=panel.get("limits"))
     several = len(panel["series"]) > 1 or bool(panel.get("limit"))
-    legend = "best" if panel.get("legend", several) else ""
+    legend = {True: "best", False: ""}.get(where := panel.get("legend", several), where)
     return Chart(panel["title"], axis, y, [Frame(marks)], rules, legend=legend)

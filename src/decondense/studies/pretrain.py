@@ -241,20 +241,17 @@ def _over_rates(runs: Runs, tokens: Mapping[Cell, int], settings: Settings) -> d
         if max(map(len, lines.values()), default=0) > 2:
             # side by side, so that none covers another
             series = {
-                f"{loss} (seeds: {', '.join(str(len(some)) for some in ends.values())})": (
+                f"{loss} ({', '.join(str(len(some)) for some in ends.values())})": (
                     [rate * 1.03 ** (i - (len(lines) - 1) / 2) for rate in ends], list(ends.values())
                 )
                 for i, (loss, ends) in enumerate(lines.items())
             }  # fmt: skip
-            x = {
-                "x": "learning rate",
-                "scale": "log",
-                "ticks": sorted({rate for ends in lines.values() for rate in ends}),
-            }
-            y = {"y": "held-out loss, nats per token", "series": series}
+            ticks = sorted({rate for ends in lines.values() for rate in ends})
+            x = {"x": "learning rate", "scale": "log", "ticks": ticks}
+            y = {"y": "held-out loss, nats per token", "series": series, "legend": "upper left"}
             panels.append({"title": f"{', '.join(place)} tokens", **x, **y})
-    note = "dots: seeds, not the same at every rate; without a square: a single one\n"
-    note += "lines: their means; bars: 95 % intervals over them, unpaired"
+    note = "dots: seeds, as many as the brackets say and not the same at every rate\n"
+    note += "lines: means of two or more; bars: 95 % intervals over them, unpaired"
     return {"rates.png": partial(curves, panels, note=note, columns=min(2, len(panels)))} if panels else {}
 
 
