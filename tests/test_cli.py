@@ -446,6 +446,8 @@ def test_ctrl_c_leaves_a_valid_result_that_resume_completes(model, tmp_path):
     partial = load(out)
     assert 0 < partial.record.windows_done < asked
     assert not partial.complete
+    code, _, stderr = run(*base)
+    assert (code, "a result that is not finished, which --resume completes: choose" in stderr) == (2, True), stderr
     code, _, stderr = run(*base, "--resume")
     assert code == 0, stderr
     assert load(out).complete  # that it is byte for byte the uninterrupted result is tested with the meter
