@@ -124,7 +124,7 @@ def test_comparing_what_differs_is_said_and_no_number_is_cut(model, tmp_path, sh
     for width in (120, 80, 60):
         monkeypatch.setattr(terminal.out, "width", width)
         monkeypatch.setenv("COLUMNS", str(width))
-        code, stdout, stderr = run("compare", *folders, "--out", tmp_path / "c", "--force")
+        code, stdout, _ = run("compare", *folders, "--out", tmp_path / "c", "--force")
         assert code == 0
         table = stdout.split("over 3 results:")[0].splitlines()
         assert all(len(line) <= width for line in table)
@@ -133,7 +133,9 @@ def test_comparing_what_differs_is_said_and_no_number_is_cut(model, tmp_path, sh
         assert all(f" {r['mean_cosine']:.3f} " in "".join(table) for r in rows)
         levels = [span(r["last"], r["last_low"], r["last_high"], 3) in "".join(table) for r in rows]
         assert levels == [width == 120] * 3
-        assert "the windows have 24, 48 tokens" in stderr
+        words = " ".join(stdout.split())
+        assert "note: the windows have 24, 48 tokens" in words
+        assert words.count("is last_hidden_state, after the final norm") == 1
         code, stdout, _ = run("measure", model, *QUICK, "--out", tmp_path / "m", "--force")
         lines = stdout.splitlines()
         lines = lines[1 : lines.index(next(line for line in lines if line.startswith("near:")))]
@@ -444,6 +446,8 @@ def test_ctrl_c_leaves_a_valid_result_that_resume_completes(model, tmp_path):
     partial = load(out)
     assert 0 < partial.record.windows_done < asked
     assert not partial.complete
+    code, _, stderr = run(*base)
+    assert (code, "a result that is not finished, which --resume completes: choose" in stderr) == (2, True), stderr
     code, _, stderr = run(*base, "--resume")
     assert code == 0, stderr
     assert load(out).complete  # that it is byte for byte the uninterrupted result is tested with the meter

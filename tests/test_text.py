@@ -430,6 +430,8 @@ def test_a_text_with_just_enough_tokens_is_enough(tokenizer):
         draw_windows(open_text([joined]), tokenizer, windows=windows + 1, tokens=32)
     missing = (windows + 1) * 31 - count
     assert f"it has {count}, {missing} too few: ask for at most {windows} windows" in str(caught.value)
+    with pytest.raises(ValueError, match="ask for at most 1 window, shorter ones, or give"):
+        draw_windows(open_text([joined[:150]]), tokenizer, windows=2, tokens=32)
     with pytest.raises(ValueError, match=r"too few: ask for shorter windows, or give more text\.$"):
         draw_windows(open_text(["once upon a time"]), tokenizer, windows=1, tokens=32)
 

@@ -76,9 +76,11 @@ def write_csv(target: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def read_json(path: Path, *, strict: bool = False) -> Any:
     """Return the content of a JSON file; one that cannot be read is a ValueError with the file and the reason.
-    `strict`: so is one with NaN or Infinity, which Python writes and reads although JSON has neither."""
+    `strict`: so is one with NaN or Infinity, which Python writes and reads although JSON has neither, or with 1e400,
+    which it reads as infinity."""
+    hooks: dict[str, Any] = dict.fromkeys(("parse_constant", "parse_float"), _finite_number) if strict else {}
     try:
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number if strict else None)
+        return json.loads(path.read_text(encoding="utf-8"), **hooks)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -89,8 +91,10 @@ def read_json(path: Path, *, strict: bool = False) -> Any:
         raise ValueError(f"{path} is not valid JSON: {error}.") from error
 
 
-def _no_number(name: str) -> None:
-    raise ValueError(f"a number must be finite, or null where it is undefined, got {name}")
+def _finite_number(written: str) -> float:
+    if not math.isfinite(number := float(written)):
+        raise ValueError(f"a number must be finite, or null where it is undefined, got {written}")
+    return number
 
 
 def pretty_json(record: Mapping[str, Any], *, tight: bool = False) -> str:

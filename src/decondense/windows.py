@@ -114,7 +114,8 @@ def _by_token(text: Text, tokenizer: Any, places: np.ndarray, body: int, tokens:
     n, missing = len(places), len(places) * body - len(ids)
     if missing > 0:
         possible = len(ids) // body
-        remedy = f"ask for at most {possible} windows, shorter ones" if possible else "ask for shorter windows"
+        fewer = f"ask for at most {several(possible, 'window')}, shorter ones"
+        remedy = fewer if possible else "ask for shorter windows"
         special = f" without the {several(tokens - body, 'special token')} in each" if tokens > body else ""
         raise ValueError(
             f"text {text.name!r} must hold {several(n, 'window')} of {tokens} tokens ({n * body} tokens{special}), it "

@@ -129,7 +129,7 @@ def test_missing_data(tmp_path):
     (tmp_path / "piqa").mkdir()
     with pytest.raises(FileNotFoundError, match=r"scored on the split 'validation', but .* holds no validation.jsonl"):
         tasks.build(["piqa"], tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"'arc_easy' needs the folder 'arc_easy' .* which holds piqa"):
+    with pytest.raises(FileNotFoundError, match=r"the folder 'arc_easy' .* piqa: put it there, or .* --bench hub\.$"):
         tasks.build(["arc_easy"], tmp_path)
     with pytest.raises(OSError, match=r"'piqa' \(baber/piqa\) is on the datasets hub, which cannot be reached"):
         tasks.build(["piqa"], None)

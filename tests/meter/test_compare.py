@@ -173,7 +173,7 @@ def test_the_curves_lie_over_each_other_with_their_bands(stories, twelve, prose,
 
 def test_the_mean_cosine_of_named_modules_is_that_of_all_of_them_everywhere():
     """The first of them is no embedding layer, whatever says it: the row, the verdict or the difference."""
-    x = torch.randn(12, 10, 16, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(12, 16, 16, generator=torch.Generator().manual_seed(0))
     few, many = (measure(nn.Sequential(*map(nn.Linear, [16] * n, [16] * n)), inputs=x, modules="*") for n in (3, 4))
     comparison = compare([few, many])
     levels = [result.per_window.mean() for result in (few, many)]
@@ -359,7 +359,7 @@ def test_families_are_complete():
 
 
 def test_means_over_other_numbers_of_last_states_are_said():
-    x = torch.randn(12, 10, 16, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(12, 16, 16, generator=torch.Generator().manual_seed(0))
     model = nn.Sequential(*map(nn.Linear, [16] * 4, [16] * 4))
     two, three = (measure(model, inputs=x, modules="*", last=last) for last in (2, 3))
     assert compare([two, three]).notes == [
@@ -369,14 +369,27 @@ def test_means_over_other_numbers_of_last_states_are_said():
 
 
 def test_different_texts_and_lengths_are_said(stories, prose, results):
-    narrow = f"intervals from {SMALL['windows']} windows are too narrow"
-    assert compare(results).notes == [f"{narrow}: measure at least 10."]
+    narrow = f"an interval from {SMALL['windows']} windows is too narrow"
+    assert compare(results).notes[-1] == f"{narrow}: measure at least 10."
     other = measure(stories, text=[prose[0][:20_000]], label="other", **(SMALL | {"tokens": 16}))
-    assert [note.split(":")[0] for note in compare([*results, other]).notes] == [
-        "the windows have 16, 32 tokens",
-        "the results are of 2 different texts (list)",
-        narrow,
-    ]
+    notes = [note.split(":")[0] for note in compare([*results, other]).notes]
+    assert notes[:2] == ["the windows have 16, 32 tokens", "the results are of 2 different texts (list)"]
+    assert notes[-1] == narrow
+
+
+def test_a_note_of_a_result_is_repeated_with_whose_it_is(results):
+    """Once, and alone where all have it; that windows are few also of an older result, which does not say so."""
+    first, second, third = (made(results[0], name, 10, 0.5, 0.3) for name in "abc")
+    for result, notes in ((first, ["read as Latin-1.", "padded."]), (second, ["padded."]), (third, ["padded."])):
+        result.record.notes = notes
+    few = "an interval from 3 windows is too narrow: measure at least 10."
+    assert compare([first, second]).notes == ["a: read as Latin-1.", "padded.", few]
+    assert compare([second, third]).notes == ["padded.", few]
+    third.record.notes, second.record.text = ["read as Latin-1."], second.record.text.model_copy(update={"sha256": "x"})
+    assert compare([first, second, third]).notes[1:] == [
+        "a on list and c on list: read as Latin-1.", "a on list and b on list: padded.", few,
+    ]  # fmt: skip
+    assert compare([first, second]).record().notes == compare([first, second]).notes
 
 
 @pytest.mark.usefixtures("unpainted")

@@ -149,6 +149,12 @@ def test_a_file_that_does_not_fit_is_named_with_the_field(whole, tmp_path, chang
         load(tmp_path / "none.json")
 
 
+def test_a_number_that_python_reads_as_infinity_is_damage(whole, tmp_path):
+    (tmp_path / "result.json").write_text(whole.to_json().replace('"std": ', '"std": -1e400, "more": '))
+    with pytest.raises(Damaged, match="a number must be finite, or null where it is undefined, got -1e400; delete it"):
+        load(tmp_path)
+
+
 def test_a_fresh_model_of_the_same_architecture(shared, prose, whole):
     fresh, again = (measure(shared / "models" / "stories260K", text=prose, init=True, **SMALL) for _ in range(2))
     assert fresh.record.model.init

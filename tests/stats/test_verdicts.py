@@ -165,7 +165,8 @@ def test_slope_error_rate_and_too_few_models():
     assert share("reproduced", lambda rng: slope(x, rng.normal(size=6), [0] * 6)) <= 0.05
     assert share("reproduced", lambda rng: slope(x, 5 * x + rng.normal(size=6), [0] * 6)) > 0.95
     assert slope([1, 2, 3], [3, 2, 1], [0] * 3, claim="less").verdict == "undecided"
-    assert slope([1, 1, 1, 1], [1, 2, 3, 4], [0] * 4).verdict == "undecided"
+    assert slope([1, 1, 1, 1], [1, 2, 3, 4], [0] * 4).reason == "the models do not differ enough for a slope"
+    assert slope([1, 2, 1, 9], [1, 2, 3, 4], [0, 0, 1, 1]).reason == "too few models for a slope"
 
 
 def test_steady_interval_covers_the_next_text():

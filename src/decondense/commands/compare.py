@@ -140,11 +140,11 @@ def run_comparison(
     for result in comparison.results:
         if not result.complete:
             err.print(f"warning: {result.label} on {result.text} is incomplete.")
-    for note in comparison.notes:
-        err.print(f"warning: {note}")
     out.print(comparison.verdict, style="bold")
     if comparison.difference is not None:
         out.print(comparison.difference.sentence)
+    for note in comparison.notes:
+        out.print(f"note: {note}")
     out.print(f"written: {folder}/result.json, heatmaps.png, trend.png, curves.png, each figure with its CSV")
 
 

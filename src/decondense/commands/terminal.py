@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..files import first_process, os_sentence, output_folder, safe_name, sole_writer, to_yaml, write_text
+from ..files import first_process, mapping_in, os_sentence, output_folder, safe_name, sole_writer, to_yaml, write_text
 from ..words import duration, nobody
 
 # Names of models, texts and folders must not be read as markup, nor a ":train:" in them as an emoji.
@@ -45,7 +45,8 @@ def fresh_folder(path: Path, kind: str, *, force: bool = False) -> Iterator[Path
     with contextlib.suppress(Damaged):  # its kind is unknown; `force` replaces it
         check_folder(path, kind)
     if (path / "result.json").exists() and not force:
-        raise kept_there(path, "a result")
+        interrupted = mapping_in(path / "result.json").get("complete") is False and any(path.glob("partial-*.npz"))
+        raise kept_there(path, f"a result{' that is not finished, which --resume completes' if interrupted else ''}")
     with output_folder(path), sole_writer(path) if first_process() else contextlib.nullcontext():
         yield path
 

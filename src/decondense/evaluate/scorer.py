@@ -30,7 +30,8 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from ..insides.lm_eval import check_model_class
-from ..meter.batches import checked, positions_of
+from ..meter.batches import checked
+from ..meter.positions import positions_of
 from ..words import nobody
 from .items import TEXT, Item
 from .unfinished import Journal

@@ -186,7 +186,8 @@ def _local(name: str, leaf: str, config: dict[str, Any], folder: Path) -> tuple[
     if place is None:
         folders = sorted(p.name for p in folder.iterdir() if p.is_dir())
         raise FileNotFoundError(
-            f"task {leaf!r} needs the folder {name!r} in {str(folder)!r}, which holds {', '.join(folders) or 'none'}."
+            f"task {leaf!r} needs the folder {name!r} in {str(folder)!r}, which holds {', '.join(folders) or 'none'}: "
+            "put it there, or take the data of the hub with --bench hub."
         )
     keys = ("training_split", "validation_split", "test_split", "fewshot_split")
     splits = {key: config.get(key) for key in keys}

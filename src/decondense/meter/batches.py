@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -33,6 +31,7 @@ from ..stack import unwrap_peft
 from ..words import several
 from . import processes
 from .later import Later
+from .positions import position_tables, positions_of
 from .result import Condensation, build
 from .spectrum import SPECTRAL
 from .states import Batch, StateReader, Visit, token_embedding
@@ -136,7 +135,7 @@ def measure_batches(
     share = Gathered(np.zeros((reader.states, FINE_BINS), dtype=np.int64))
     digest, seen, unread, packed, shifted = hashlib.sha256(), 0, False, False, False
     # A table of a class of its own (OPT), or with a row for padding (RoBERTa), is of positions that leave padding out.
-    from_padding = any(type(table) is nn.Embedding and table.padding_idx is None for table in _tables(network))
+    from_padding = any(type(table) is nn.Embedding and table.padding_idx is None for table in position_tables(network))
     firsts, given = [], 0  # of every batch: the number of its first row among all rows
     waiting: list[Callable[[], None]] = []  # a GPU gets the next batch before the host waits for this one
     for number, batch in enumerate(chain([first], batches)):
@@ -217,31 +216,6 @@ def _size(batch: Batch, name: str) -> int:
             f"a batch must hold at least 1 sequence, got {which} of {tuple(tensors[0].shape)}: leave empty ones out."
         )
     return len(tensors[0])
-
-
-def positions_of(network: nn.Module, *, given: bool) -> float:
-    """Return how many tokens the model has positions for; no limit without a table of absolute positions, as with
-    rotary or relative ones. Positions that the model numbers itself (not ``given``) may begin after the padding index,
-    as in RoBERTa. The configuration's limit counts too: OPT's table has two rows to spare."""
-    limit: float = getattr(getattr(network, "config", None), "max_position_embeddings", None) or math.inf
-    firsts = [(part, 0 if given or part.padding_idx is None else part.padding_idx + 1) for part in _tables(network)]
-    return min([limit, *(part.num_embeddings - first for part, first in firsts)]) if firsts else math.inf
-
-
-def _tables(network: nn.Module) -> list[nn.Embedding]:
-    """Return the tables of absolute positions. Only those beside the token embedding, or below that place, are looked
-    at: others are of other parts, such as the patches of an image."""
-    modules = dict(network.named_modules())
-    embedding = None
-    with contextlib.suppress(TypeError):  # a model that reads no token ids
-        embedding = token_embedding(network)
-    beside = next((name.rpartition(".")[0] for name, part in modules.items() if part is embedding), "")
-    leaves = [(part, name.rpartition(".")[2]) for name, part in modules.items() if name.startswith(beside)]
-    return [
-        part
-        for part, leaf in leaves
-        if isinstance(part, nn.Embedding) and re.search("wpe|position", leaf) and "rel" not in leaf
-    ]
 
 
 def checked(batch: Batch, network: nn.Module) -> Batch:

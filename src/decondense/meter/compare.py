@@ -19,7 +19,7 @@ from ..files import AnyPath, finite, from_yaml, grouped, told_apart
 from ..stats.intervals import mean_interval
 from ..text import open_text
 from ..words import amount, list_of, perhaps, span
-from .result import FEW, Condensation
+from .result import Condensation, too_few
 from .trend import rank_correlation
 
 Item = AnyPath | Condensation | tuple[Any, Any]
@@ -86,8 +86,8 @@ class Comparison:
 
     @property
     def notes(self) -> list[str]:
-        """What makes the results hard to compare: different depths, window lengths, numbers of last states or texts,
-        and too few windows."""
+        """What makes the results hard to compare: different depths, window lengths, numbers of last states or texts.
+        Then the notes of the results, each once, with the results that have it where not all do."""
         notes = []
         depths = sorted({r.layers for r in self.results})
         if len(depths) > 1:
@@ -114,10 +114,10 @@ class Comparison:
                 f"the results are of {len(texts)} different texts ({', '.join(sorted(set(texts.values())))}): a "
                 "difference may come from the texts."
             )
-        few = sorted({r.record.windows_done for r in self.results if 1 < r.record.windows_done < FEW})
-        if few:
-            notes.append(f"intervals from {' or '.join(map(str, few))} windows are too narrow: measure at least {FEW}.")
-        return notes
+        names = [f"{label} on {r.text}" if len(texts) > 1 else label for r, label in zip(self.results, self.labels)]
+        said = [dict.fromkeys([*r.notes, *too_few(r.record.windows_done)]) for r in self.results]  # older ones lack it
+        owners = grouped((note, name) for name, own in zip(names, said) for note in own).items()
+        return notes + [("" if len(own) == len(said) else f"{list_of(own)}: ") + note for note, own in owners]
 
     @property
     def verdict(self) -> str:

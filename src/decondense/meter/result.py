@@ -175,12 +175,16 @@ def _notes(means: dict[str, np.ndarray], model: dict[str, Any], final_norm: bool
     return notes
 
 
+def too_few(windows: int) -> list[str]:
+    narrow = f"an interval from {several(windows, 'window')} is too narrow: measure at least {FEW}."
+    return [narrow] if 1 < windows < FEW else []
+
+
 def _cautions(windows: int, settings: dict[str, Any], states: int) -> list[str]:
     notes, tokens, last = [], settings["tokens"], settings["last"]
     if last > states:
         notes.append(f"the statistic last is the mean of all {states} states, as there are fewer than {last}.")
-    if 1 < windows < FEW:
-        notes.append(f"an interval from {several(windows, 'window')} is too narrow: measure at least {FEW}.")
+    notes += too_few(windows)
     if tokens < 16:
         pairs = several(tokens * (tokens - 1) // 2, "pair")
         notes.append(f"a window of {tokens} tokens has only {pairs}: take longer windows.")

@@ -26,8 +26,9 @@ from ..text import open_text
 from ..windows import draw_windows
 from ..words import nobody, several
 from . import processes
-from .batches import Mask, checked, identity, measure_batches, positions_of
+from .batches import Mask, checked, identity, measure_batches
 from .later import Later
+from .positions import positions_of
 from .result import Condensation, build
 from .states import STACKS, StateReader, token_embedding
 from .statistics import FINE_BINS, columns

@@ -218,7 +218,8 @@ def slope(x: Sequence[float], y: Sequence[float], groups: Sequence[object], *, c
     spread = float(a @ a)
     df = len(a) - len(set(names)) - 1
     if spread == 0 or df < 2:
-        return undecided("the models do not differ enough for a slope", len(a), unit="model")
+        reason = "too few models" if df < 2 else "the models do not differ enough"
+        return undecided(f"{reason} for a slope", len(a), unit="model")
     estimate = float(a @ b) / spread
     half = float(t_quantile(0.05, df)) * math.sqrt(float(((b - estimate * a) ** 2).sum()) / df / spread)
     return from_interval(
