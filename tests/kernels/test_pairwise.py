@@ -11,7 +11,7 @@ import routines
 import torch
 from routines import CUDA, DTYPES, FLOOR, assert_as_good_as_eager, cloud, error
 
-from decondense.kernels import pairwise
+from decondense.kernels import pairwise, tf32_products
 from decondense.kernels.curves import CURVES
 from decondense.kernels.tiles import finish_kernel
 
@@ -158,6 +158,21 @@ def test_autocast_takes_bfloat16_products(device):
     assert got_grad.dtype == torch.float32
     assert error(got_value, value) <= 2 * error(theirs[0], value)
     assert error(got_grad, grad) <= error(theirs[1], grad)  # norms and the first-order part are float32
+
+
+@pytest.mark.parametrize("name", ["dispersion", "second_order"])
+def test_tf32_however_torch_was_told(name, device):
+    """Trainer sets `fp32_precision` for `tf32=True` and compilation, and torch then refuses to read `allow_tf32`."""
+    matmul, z = torch.backends.cuda.matmul, cloud(2, 48, 24).to(device)
+    plain, own = routines.run(name, z), matmul.fp32_precision
+    try:
+        for setting, value in (("allow_tf32", True), ("allow_tf32", False), ("fp32_precision", "tf32")):
+            setattr(matmul, setting, value)
+            assert tf32_products() == (value is not False)
+            for found, expected in zip(routines.run(name, z), plain):
+                assert error(found, expected) < (5e-3 if CUDA else 1e-6)
+    finally:
+        matmul.fp32_precision = own
 
 
 def test_masked_autocast(device):

@@ -16,7 +16,7 @@ import decondense as dc
 from decondense.insides.torch import eager, replace_compiled_call
 from decondense.losses.presets import Loss
 from decondense.train import run, train
-from decondense.train.fast import compile_blocks, fuse_head, head_loss, tap_blocks
+from decondense.train.fast import compile_blocks, fuse_head, head_loss, matmul_precision, tap_blocks
 from train.runs import result, tiny, weights
 
 
@@ -137,6 +137,23 @@ def test_a_recipe_that_insists_is_told(tmp_path, cache):
     with pytest.raises(ValueError, match=r"does not reproduce the loss of Gemma2ForCausalLM: set it to auto"):
         train(recipe, tmp_path / "run", cache=cache)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("before", ["ieee", "tf32"])
+def test_products_are_afterwards_as_precise_as_before(before, tmp_path, cache):
+    """As precise as `fp32_precision` says, which Trainer sets: torch then has no level of precision to name."""
+    matmul = torch.backends.cuda.matmul
+    own = matmul.fp32_precision
+    try:
+        matmul.fp32_precision = before
+        for level, expected in (("highest", "ieee"), ("high", "tf32")):
+            with matmul_precision(level):
+                assert (torch.get_float32_matmul_precision(), matmul.fp32_precision) == (level, expected)
+            assert matmul.fp32_precision == before
+        train(tiny("data.tokens=256", "snapshots.count=1"), tmp_path / "run", cache=cache)
+        assert matmul.fp32_precision == before
+    finally:
+        matmul.fp32_precision = own
 
 
 # ---- compiled blocks ---------------------------------------------------------------------------------------------

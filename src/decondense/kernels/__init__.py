@@ -50,3 +50,11 @@ def product_dtype(z: torch.Tensor) -> torch.dtype:
     import torch
 
     return (autocast_dtype(z) if z.dtype == torch.float32 else None) or z.dtype
+
+
+def tf32_products() -> bool:
+    """Whether torch rounds the operands of float32 products on a GPU to tf32. It may have been told so in an older or
+    a newer way; about the newer, `torch.backends.fp32_precision`, which transformers takes, `allow_tf32` raises."""
+    import torch
+
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")

@@ -44,7 +44,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from decondense.kernels import autocast_dtype, rows
+from decondense.kernels import autocast_dtype, rows, tf32_products
 from decondense.kernels.curves import CURVES, MIN_CLAMP, gain
 from decondense.kernels.launch import Launch
 from decondense.kernels.projection import project
@@ -80,7 +80,7 @@ def _precision(z: Tensor) -> Precision:
     autocast = autocast_dtype(z)
     if autocast == torch.bfloat16:
         return Precision(torch.bfloat16, torch.bfloat16, torch.bfloat16, "tf32")
-    tf32 = torch.backends.cuda.matmul.allow_tf32 or autocast == torch.float16
+    tf32 = tf32_products() or autocast == torch.float16
     return Precision(None, torch.float32, torch.float32, "tf32" if tf32 and z.is_cuda else "ieee")
 
 

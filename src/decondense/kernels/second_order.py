@@ -38,7 +38,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from decondense.kernels import pairwise, product_dtype, rows
+from decondense.kernels import pairwise, product_dtype, rows, tf32_products
 from decondense.kernels.rows import INTERPRET, centre, inverse, through_unit
 from decondense.kernels.tiles import below_diagonal
 
@@ -194,7 +194,7 @@ def forward(
     u, fourth = sums.copy, sums.fourth
     assert u is not None
     assert fourth is not None
-    dot = "tf32" if operand != torch.float32 or (z.is_cuda and torch.backends.cuda.matmul.allow_tf32) else "ieee"
+    dot = "tf32" if operand != torch.float32 or (z.is_cuda and tf32_products()) else "ieee"
     t = pairwise.gram_tile(u.element_size(), dot, z.device)
     across = rows.cdiv(width, t.rows)
     tiles = across * (across + 1) // 2

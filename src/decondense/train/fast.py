@@ -39,12 +39,20 @@ TAPPED = (torch.float32,)
 @contextlib.contextmanager
 def matmul_precision(level: str) -> Iterator[None]:
     """Within this context, multiply float32 matrices on a GPU at `level`: "highest", or "high", on tensor cores."""
-    before = torch.get_float32_matmul_precision()
+    backends: Any = torch.backends  # which gets `mkldnn.matmul` at its import only
+    products = (backends.cuda.matmul, backends.mkldnn.matmul)
+    precisions = [product.fp32_precision for product in products]
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:  # set by `torch.backends.fp32_precision`, for which torch has no level
+        before = "highest"
     torch.set_float32_matmul_precision(level)
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+        for product, precision in zip(products, precisions):
+            product.fp32_precision = precision
 
 
 def compile_blocks(model: nn.Module) -> int:

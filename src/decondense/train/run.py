@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 
 from ..files import AnyPath, first_process
@@ -101,7 +100,7 @@ def train(
         prepared = prepare(recipe, target, cache, progress)
         # The few float32 products on a GPU may use its tensor cores, but only during the run.
         fast = prepared.device.type == "cuda" and prepared.speed["compiled"]
-        with quiet_loading(), matmul_precision("high" if fast else torch.get_float32_matmul_precision()):
+        with quiet_loading(), matmul_precision("high") if fast else contextlib.nullcontext():
             trainer = _trainer(prepared, show, say, progress, start=checkpoint is None)
             if resume and first_process():
                 run_folder.remove_other_checkpoints(target, checkpoint)
