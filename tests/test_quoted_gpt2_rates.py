@@ -43,7 +43,7 @@ def test_how_much_of_the_lead_is_the_rate():
     (shared, whole), (rate, part) = (beside(arm, fast, three) for arm in (dispersed, slow))
     left, gaps = beside(dispersed, slow, FIVE)
     told = {name: f"{signed(d['estimate'], 3)} [{signed(d['low'], 3)}, {signed(d['high'], 3)}]"
-            for name, d in estimate("pretrain")["beside"].items()}  # fmt: skip
+            if d["n"] > 1 else "one seed" for name, d in estimate("pretrain")["beside"].items()}  # fmt: skip
     same, four = f"{DISPERSED} · gpt2 · 320M", (11, 12, 13, 14)
     assert tuple(KEPT[same]) == four
     own, better = beside(same, dispersed, four)
@@ -53,8 +53,11 @@ def test_how_much_of_the_lead_is_the_rate():
     last = [beside(decorrelated, other, four)[0] for other in (slow, dispersed)]  # `test_decorrelation_with_320m`
     pairs = (dispersed, lower), (dispersed, slow), (dispersed, higher), (slow, fast), (same, dispersed)
     pairs += (decorrelated, slow), (decorrelated, dispersed)
+    pairs += ((f"{DECORRELATED} · gpt2 · 320M", slow),)
     named = [[", ".join(arm.split(" · ")) for arm in pair] for pair in pairs]
-    assert told == {" minus ".join(pair): words for pair, words in zip(named, (below, left, above, rate, own, *last))}
+    assert told == {
+        " minus ".join(pair): words for pair, words in zip(named, (below, left, above, rate, own, *last, "one seed"))
+    }
     assert f"| dispersion at 0.005 minus cross-entropy at 0.005 | 3 | {shared} |" in RESULTS
     assert f"| cross-entropy at 0.003 minus cross-entropy at 0.005 | 3 | {rate} |" in RESULTS
     assert f"| dispersion at 0.005 minus cross-entropy at 0.004 | 5 | {above} |" in RESULTS

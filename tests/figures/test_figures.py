@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from by_hand import condensation
 
-from decondense.figures.chart import PALETTE, Axis, Chart, Frame, Series, dots, look, numbers, pale
+from decondense.figures.chart import PALETTE, Axis, Chart, Frame, Series, dots, look, pale, series_numbers
 from decondense.figures.draw import Strip, draw
 from decondense.figures.measurements import (
     curve_plot,
@@ -201,16 +201,18 @@ def test_series_can_be_told_apart():
 
 
 def test_a_loss_has_one_colour_whatever_stands_beside_it():
-    some = numbers(["cross-entropy", "something", "uniformity last 0.1", "uniformity last 0.1 early"])
-    other = numbers(["dispersion", "l2_repel", "uniformity · gpt2", "l2 repel on last"])
+    some = series_numbers(["cross-entropy", "something", "uniformity last 0.1", "uniformity last 0.1 early"])
+    other = series_numbers(["dispersion", "l2_repel", "uniformity · gpt2", "l2 repel on last"])
     assert len(set(some.values())) == len(set(other.values())) == 4
     shades = [PALETTE[n % len(PALETTE)] for n in (*some.values(), *other.values())]
     blue, orange, green = PALETTE[:3]
     assert [some["cross-entropy"], other["dispersion"]] == [0, 1]
     assert [shade == green for shade in shades].count(True) == 3
     assert PALETTE[other["l2_repel"]] == PALETTE[other["l2 repel on last"] % 8] not in (blue, orange, green)
-    assert list(numbers("abcdefghij").values()) == list(range(10))  # no loss: in their order
-    assert len(set(numbers(f"dispersion {i}" for i in range(60)).values())) == 60
+    assert list(series_numbers("abcdefghij").values()) == list(range(10))  # no loss: in their order
+    many = series_numbers(f"dispersion {i}" for i in range(60)).values()
+    assert (len(set(many)), {number % len(PALETTE) for number in many}) == (60, {1})
+    assert series_numbers(["z_loss"])["z_loss"] == series_numbers(["z-loss 1e-3"])["z-loss 1e-3"]
 
 
 def test_seeds_are_faint_behind_their_mean_and_a_single_seed_stands_alone():
@@ -291,3 +293,34 @@ def test_effects_that_are_not_strong_are_hollow_and_groups_are_parted(tmp_path, 
     assert colours == [PALETTE[0], pale(PALETTE[0]), PALETTE[0]]
     assert [rule.at for rule in chart.rules if rule.axis == "y"] == [2.5]  # rows stand at 4, 3 and 1
     assert [(remark.words, remark.y) for remark in chart.remarks] == [("a", 5), ("b", 2)]
+    assert chart.y.range[0] < 1 < 5 < chart.y.range[1]
+    with pytest.raises(ValueError, match="groups must name the group of every row, got 1 for 3 rows"):
+        studies.effects(rows, tmp_path / "figure.png", x="nats", groups=["a"])
+
+
+def test_words_at_the_right_stand_in_the_row_of_their_effect(tmp_path, monkeypatch):
+    from decondense.figures import studies
+
+    drawn = []
+    monkeypatch.setattr(studies, "draw", lambda strips, path: drawn.append(strips[0].rows[0][0]))
+    rows = [(name, [mean - 0.01, mean + 0.01]) for name, mean in (("one", 0.1), ("two", 0.2), ("three", 0.3))]
+    words = [f"{np.mean(values):.1f}" for _, values in rows]
+    studies.effects(rows, tmp_path / "figure.png", x="nats", right=words, right_title="mean", groups=["a", "b", "b"])
+    (chart,) = drawn
+    squares = {mark.y[0]: mark.x[0] for mark in chart.frames[0].marks if mark.symbol == "square"}
+    assert {place: f"{mean:.1f}" for place, mean in squares.items()} == dict(chart.right)
+    assert [label for _, label in chart.y.ticks] == ["one", "two", "three"]
+    assert [place for place, _ in chart.y.ticks] == [place for place, _ in chart.right]
+
+
+@pytest.mark.parametrize(("legend", "place"), [(True, "best"), (False, ""), ("upper left", "upper left")])
+def test_a_panel_says_where_its_legend_stands(legend, place, tmp_path, monkeypatch):
+    from decondense.figures import studies
+
+    drawn = []
+    monkeypatch.setattr(studies, "draw", lambda strips, path: drawn.append(strips[0].rows[0][0]))
+    series = {name: ([1, 2], [[value], [value]]) for name, value in (("something", 1.0), ("dispersion all 0.1", 2.0))}
+    studies.curves([{"title": "", "x": "x", "y": "y", "series": series, "legend": legend}], tmp_path / "figure.png")
+    assert drawn[0].legend == place
+    colours = {mark.name: mark.colour for mark in drawn[0].frames[0].marks if mark.name}
+    assert colours == {"something": PALETTE[0], "dispersion all 0.1": PALETTE[1]}

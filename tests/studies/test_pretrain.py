@@ -87,6 +87,8 @@ def test_the_largest_budget_decides(gain, verdict):
     assert first["difference"] == pytest.approx(-gain["512"], abs=0.004)
     assert last["low"] < -gain["1.02k"] < last["high"]
     assert last["tokens_saved"] == pytest.approx(1 - 2 ** (-gain["1.02k"] / 0.1), abs=0.03)
+    assert end.draw.keywords["strong"] == [row["p_holm"] < 0.05 for row in (first, last)]  # filled: significant
+    assert end.draw.keywords["strong"][0] == (gain["512"] > 0)
 
 
 @pytest.mark.parametrize(("gain", "verdict"), [(0.05, "reproduced"), (0.0, "not reproduced")])

@@ -147,13 +147,27 @@ def test_products_are_afterwards_as_precise_as_before(before, tmp_path, cache):
     try:
         matmul.fp32_precision = before
         for level, expected in (("highest", "ieee"), ("high", "tf32")):
+            others = torch.backends.mkldnn.matmul.fp32_precision
             with matmul_precision(level):
                 assert (torch.get_float32_matmul_precision(), matmul.fp32_precision) == (level, expected)
-            assert matmul.fp32_precision == before
+            assert (matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision) == (before, others)
         train(tiny("data.tokens=256", "snapshots.count=1"), tmp_path / "run", cache=cache)
         assert matmul.fp32_precision == before
     finally:
         matmul.fp32_precision = own
+
+
+def test_products_go_on_as_torch_is_told_for_all():
+    backends = torch.backends
+    own = backends.fp32_precision
+    try:
+        backends.fp32_precision = "tf32"
+        with matmul_precision("high"):
+            pass
+        backends.fp32_precision = "ieee"
+        assert backends.cuda.matmul.fp32_precision == "ieee"
+    finally:
+        backends.fp32_precision = own
 
 
 # ---- compiled blocks ---------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, count
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from ..words import span
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999933", "#888888")
 LOSSES = (
-    "cross-entropy", "dispersion", "uniformity", "decorrelation", "koleo", "orthogonalization", "z-loss", "l2 repel",
+    "cross entropy", "dispersion", "uniformity", "decorrelation", "koleo", "orthogonalization", "z loss", "l2 repel",
 )  # fmt: skip
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross")
@@ -35,14 +35,15 @@ def look(number: int) -> dict[str, Any]:
     return {"colour": PALETTE[number % len(PALETTE)], **names}
 
 
-def numbers(names: Iterable[str]) -> dict[str, int]:
-    """Number names for `look`, so that a loss has one colour in all figures: that of its place in LOSSES, with other
-    dashes where several names have it in them. The other names take the numbers that are left, in their order."""
-    of = {name: [i for i, loss in enumerate(LOSSES) if loss in name.replace("_", " ")] for name in names}
+def series_numbers(names: Iterable[str]) -> dict[str, int]:
+    """Number names for `look`, so that a loss of LOSSES has one colour in all figures: that of its place there, with
+    other dashes where several names have it in them. The other names take the numbers that are left, in their order."""
+    words = {name: name.replace("_", " ").replace("-", " ") for name in names}
+    of = {name: [i for i, loss in enumerate(LOSSES) if loss in plain] for name, plain in words.items()}
     found: dict[str, int] = {}
     for name in sorted(of, key=lambda name: not of[name]):
-        own = range(of[name][0], len(PALETTE) * len(DASHES), len(PALETTE)) if of[name] else ()
-        found[name] = next(number for number in chain(own, count()) if number not in found.values())
+        own = count(of[name][0], len(PALETTE)) if of[name] else count()
+        found[name] = next(number for number in own if number not in found.values())
     return found
 
 

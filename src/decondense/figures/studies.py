@@ -14,7 +14,23 @@ import numpy as np
 
 from ..stats.intervals import student
 from ..words import amount, signed
-from .chart import FAINT, INK, PALETTE, Axis, Band, Box, Chart, Frame, Remark, Rule, Series, dots, look, numbers, pale
+from .chart import (
+    FAINT,
+    INK,
+    PALETTE,
+    Axis,
+    Band,
+    Box,
+    Chart,
+    Frame,
+    Remark,
+    Rule,
+    Series,
+    dots,
+    look,
+    pale,
+    series_numbers,
+)
 from .draw import Strip, draw
 from .measured import Short
 from .measurements import DEPTH, heat_rows
@@ -94,6 +110,8 @@ def effects(
     is a column of text (speed, say). A comparison with a dot further from 0 than `far`, which would flatten the others,
     is not drawn: its label gives its mean. Squares are hollow and pale where `strong` is false. `groups` names the
     group of every row: each stands above its rows."""
+    if groups and len(groups) != len(rows):
+        raise ValueError(f"groups must name the group of every row, got {len(groups)} for {len(rows)} rows.")
     starts = [i for i, group in enumerate(groups) if i == 0 or group != groups[i - 1]]
     top = len(rows) + len(starts)
     places = [float(top - i - sum(start <= i for start in starts)) for i in range(len(rows))]
@@ -145,7 +163,7 @@ def curves(panels: Sequence[Mapping[str, Any]], path: Path, *, note: str = "", c
 
 def _panel(panel: Mapping[str, Any], *, joined: bool = True) -> Chart:
     marks: list[Any] = []
-    of = numbers(panel.get("names") or panel["series"])
+    of = series_numbers(panel.get("names") or panel["series"])
     for name, (x, values) in panel["series"].items():
         number = of[name]
         colour = PALETTE[number % len(PALETTE)]
@@ -166,5 +184,6 @@ def _panel(panel: Mapping[str, Any], *, joined: bool = True) -> Chart:
     rules = [Rule(panel["line"], "y")] if panel.get("line") is not None else []
     y = Axis(panel["y"], range=panel.get("limits"))
     several = len(panel["series"]) > 1 or bool(panel.get("limit"))
-    legend = {True: "best", False: ""}.get(where := panel.get("legend", several), where)
-    return Chart(panel["title"], axis, y, [Frame(marks)], rules, legend=legend)
+    legend = panel.get("legend", several)
+    place = legend if isinstance(legend, str) else "best" * legend
+    return Chart(panel["title"], axis, y, [Frame(marks)], rules, legend=place)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..records import Training
-from .chart import Axis, Chart, Frame, Series, look
+from .chart import Axis, Chart, Frame, Series, look, series_numbers
 from .draw import Strip, Where, draw
 
 PARTS = (
@@ -67,7 +67,8 @@ def curve_charts(runs: Sequence[Curve], *, unit: str = "tokens", height: int = 3
 def training_figure(runs: Sequence[tuple[str, Training]], path: Where = None, **where: Any) -> Any:
     """`runs`: (name, record of a training run). A panel each for the task loss, the held-out loss and, where any run
     has one, the penalty. A diverged loss runs out of the picture; the legend has the last value of each run."""
-    curves = [Curve(name, name, number, record) for number, (name, record) in enumerate(runs)]
+    of = series_numbers(name for name, _ in runs)
+    curves = [Curve(name, name, of[name], record) for name, record in runs]
     charts = [chart for chart in curve_charts(curves) if chart.title != "Mean cosine while training"]
     for chart in charts:
         held_out = chart.title == "Held-out loss"

@@ -115,7 +115,9 @@ class Comparison:
                 "difference may come from the texts."
             )
         names = [f"{label} on {r.text}" if len(texts) > 1 else label for r, label in zip(self.results, self.labels)]
-        said = [dict.fromkeys([*r.notes, *too_few(r.record.windows_done)]) for r in self.results]  # older ones lack it
+        said = [
+            dict.fromkeys([*r.notes, *too_few(r.record.windows_done)]) for r in self.results
+        ]  # older results lack this note
         owners = grouped((note, name) for name, own in zip(names, said) for note in own).items()
         return notes + [("" if len(own) == len(said) else f"{list_of(own)}: ") + note for note, own in owners]
 

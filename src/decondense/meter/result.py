@@ -176,6 +176,7 @@ def _notes(means: dict[str, np.ndarray], model: dict[str, Any], final_norm: bool
 
 
 def too_few(windows: int) -> list[str]:
+    """The note on intervals from fewer windows than FEW, if they are."""
     narrow = f"an interval from {several(windows, 'window')} is too narrow: measure at least {FEW}."
     return [narrow] if 1 < windows < FEW else []
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..figures.chart import INK, Axis, Chart, Frame, Rule, Series, look, numbers, with_intervals
+from ..figures.chart import INK, Axis, Chart, Frame, Rule, Series, look, series_numbers, with_intervals
 from ..figures.measured import Geometry, Short
 from ..figures.measurements import density_of, floor_of, heat_chart, heat_frame, top_of
 from ..figures.training import Curve, curve_charts
@@ -90,7 +90,7 @@ L = TypeVar("L", bound=Line)
 def numbered(lines: Sequence[L]) -> dict[str, list[L]]:
     """Group the lines by arm, and give each the number of its arm."""
     arms = grouped((line.arm, line) for line in lines)
-    of = numbers(arms)
+    of = series_numbers(arms)
     for arm, members in arms.items():
         for line in members:
             line.number = of[arm]

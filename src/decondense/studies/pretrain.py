@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ..figures.chart import numbers
+from ..figures.chart import series_numbers
 from ..figures.studies import curves, effects
 from ..records import Training
 from ..stats.crossed import crossed_macro
@@ -154,7 +154,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     shown.sort(key=lambda cell: (models.index(cell[1]), losses.index(cell[0]), tokens[cell]))
     labels = [size if above[:2] == (loss, model) else f"{loss}, {size}"
               for above, (loss, model, size) in zip([(), *shown], shown)]  # fmt: skip
-    colours = numbers(losses)
+    colours = series_numbers(losses)
     draw = partial(
         effects, [(label, table[cell][2]) for label, cell in zip(labels, shown)],
         x="held-out loss minus cross-entropy's at the same rate, nats (right of 0: worse)", margin=SMALLEST,
@@ -223,7 +223,7 @@ def _recipe(cell: Cell, settings: Settings) -> tuple[Settings, float | None]:
 def _with_rate(cell: Cell, settings: Settings) -> str:
     """The model of an arm with its learning rate, which the model's name may have."""
     _, rate = _recipe(cell, settings)
-    return cell[1] if rate is None else f"{cell[1].partition(' at ')[0]}, learning rate {rate:g}"
+    return cell[1] if rate is None else f"{cell[1].replace(f' at {rate:g}', '')}, learning rate {rate:g}"
 
 
 def _over_rates(runs: Runs, tokens: Mapping[Cell, int], settings: Settings) -> dict[str, Callable[[Path], object]]:

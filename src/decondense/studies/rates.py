@@ -15,7 +15,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from ..figures.chart import numbers
+from ..figures.chart import series_numbers
 from ..figures.studies import curves, effects
 from ..files import grouped
 from ..stats.verdicts import Decision
@@ -100,7 +100,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     apart = [(labels[place], fresh.differences(*two, by_document)) for place, two in compared.items()]
     forest = partial(
         effects, apart, x="held-out loss minus cross-entropy's, nats (right of 0: worse)",
-        margin=SMALLEST, colours=[numbers(losses)[loss] for loss, _ in compared], level=level,
+        margin=SMALLEST, colours=[series_numbers(losses)[loss] for loss, _ in compared], level=level,
         note=f"each at its own rate; dots: seeds; bars: {100 * level:.3g} % intervals over them alone\n"
         "shaded: too small to matter",
     )  # fmt: skip

@@ -18,7 +18,7 @@ from functools import partial
 
 import numpy as np
 
-from ..figures.chart import numbers
+from ..figures.chart import series_numbers
 from ..figures.studies import effects
 from ..stats.verdicts import REPRODUCED, Decision, combine, decide, deciding, interval
 from .arms import recipe_of
@@ -29,7 +29,7 @@ from .settings import Settings
 ORIGINAL, PLAIN, LONGER, OURS = "original", "cross-entropy", "cross-entropy, 10 % more tokens", "dispersion"
 PAPER = ("decorrelation", "l2_repel", "orthogonalization")  # in the paper's order
 needed = (PLAIN, OURS, *PAPER)
-KINDS = ("the paper's losses", "ancestors", "baselines", "rivals")
+KINDS = THEIRS, ANCESTORS, BASELINES, RIVALS = "the paper's losses", "ancestors", "baselines", "rivals"
 
 
 def refuse(settings: Settings) -> None:
@@ -83,7 +83,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     draw = partial(
         effects, [(arm.replace("_", " "), gaps) for arm, gaps in against.items()], margin=MATTERS_NATS, far=RUINED,
         x="held-out loss minus cross-entropy's on the same tokens, nats per token",
-        colours=[numbers(runs.arms)[arm] for arm in against], groups=list(map(_kind, against)),
+        colours=[series_numbers(runs.arms)[arm] for arm in against], groups=list(map(_kind, against)),
         right=right if math.isfinite(plain_cosine) else None,  # else none was measured
         right_title=f"mean cosine{' · cost' * timed} (cross-entropy {plain_cosine:.3f})",
         note="shaded: too little to matter",
@@ -130,5 +130,7 @@ def _kind(arm: str) -> str:
     from ..losses.registry import registered
 
     if arm in registered("rival"):
-        return KINDS[3]
-    return KINDS[1 if arm.endswith("ancestor") else 2 if arm in ("noisy embedding", "active forgetting") else 0]
+        return RIVALS
+    if arm in ("noisy embedding", "active forgetting"):
+        return BASELINES
+    return ANCESTORS if arm.endswith("ancestor") else THEIRS

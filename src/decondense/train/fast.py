@@ -39,7 +39,7 @@ TAPPED = (torch.float32,)
 @contextlib.contextmanager
 def matmul_precision(level: str) -> Iterator[None]:
     """Within this context, multiply float32 matrices on a GPU at `level`: "highest", or "high", on tensor cores."""
-    backends: Any = torch.backends  # which gets `mkldnn.matmul` at its import only
+    backends: Any = torch.backends  # for a type checker: torch adds `mkldnn.matmul` when it is imported
     products = (backends.cuda.matmul, backends.mkldnn.matmul)
     precisions = [product.fp32_precision for product in products]
     try:
@@ -52,7 +52,9 @@ def matmul_precision(level: str) -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(before)
         for product, precision in zip(products, precisions):
-            product.fp32_precision = precision
+            product.fp32_precision = "none"  # as `torch.backends.fp32_precision` says
+            if product.fp32_precision != precision:
+                product.fp32_precision = precision
 
 
 def compile_blocks(model: nn.Module) -> int:
