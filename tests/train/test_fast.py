@@ -146,7 +146,7 @@ def test_a_recipe_that_insists_is_told(tmp_path, cache):
 def test_a_loss_leaves_compiled_blocks_whole(family, monkeypatch):
     """One graph for all of them: the hooks by which transformers collects the states are not inside."""
     torch.compiler.reset()
-    graphs = CompileCounterWithBackend("aot_eager")
+    graphs = CompileCounterWithBackend("eager")
     monkeypatch.setattr(torch.nn.Module, "compile", functools.partialmethod(torch.nn.Module.compile, backend=graphs))
     model = family().train()
     compile_blocks(model)
@@ -185,11 +185,11 @@ def test_compiled_blocks_give_the_same_gradients(backend, monkeypatch):
 # ---- the loss in the graphs of the blocks ------------------------------------------------------------------------
 
 
-@pytest.fixture
-def graphs(monkeypatch):
+@pytest.fixture(params=["eager"])
+def graphs(monkeypatch, request):
     """torch.compile without the minute that code for a CPU takes; counts what it compiles."""
     torch.compiler.reset()
-    counter = CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend(request.param)
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
     yield counter
     torch.compiler.reset()
@@ -227,6 +227,7 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("graphs", ["aot_eager"], indirect=True)
 @pytest.mark.parametrize(("family", "options", "blocks", "compilations", "left"), CASES.values(), ids=CASES.keys())
 def test_blocks_compute_the_loss_of_what_they_read(family, options, blocks, compilations, left, graphs, outside):
     plain, compiled = family(3).train(), family(3).train()
@@ -310,9 +311,10 @@ def test_taps_go_with_the_loss(graphs):
 
 
 @pytest.mark.parametrize(
-    ("settings", "blocks"),
-    [([], 2), (["data.boundaries=isolated"], 0), (["train.checkpointing=true"], 0)],
+    ("settings", "blocks", "graphs"),
+    [([], 2, "aot_eager"), (["data.boundaries=isolated"], 0, "eager"), (["train.checkpointing=true"], 0, "eager")],
     ids=["plain", "isolated documents", "checkpointing"],
+    indirect=["graphs"],
 )
 def test_a_run_with_compiled_blocks_has_the_same_losses(settings, blocks, tmp_path, cache, graphs, monkeypatch):
     """Where a document is a sequence of its own, and where blocks run twice, the loss stays outside."""
