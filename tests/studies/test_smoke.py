@@ -20,7 +20,7 @@ from decondense import records, studies
 COMMAND = Path(__file__).parents[1] / "command_worker.py"
 CLOSER = ("theory", "counteract", "init", "text", "distill")  # looked at in tests of their own
 OTHERS = [n for n in studies.STUDIES if n not in CLOSER]
-ONE_SEED = ("dose", "pretrain", "rates")  # what they conclude from several, other tests show on runs made by hand
+ONE_SEED = ("dose", "pretrain")  # what they conclude from several, other tests show on runs made by hand
 LIMIT = 3  # imports: what a study may take at smoke scale, its own imports included
 IMPORTS = (
     "import decondense.cli, decondense.train.run, decondense.train.trainer, decondense.train.watch, "
