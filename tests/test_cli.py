@@ -266,7 +266,7 @@ def test_version_and_help():
 
 
 @pytest.mark.parametrize(("words", "both"), [
-    ("study list", False), ("study list", True), ("study list --json", False), ("--help", False), ("--version", False),
+    ("study list", False), ("study list", True), ("--help", False), ("--version", False),
     ("report nowhere", False), ("report nowhere", True),
 ])  # fmt: skip
 def test_a_reader_that_has_gone_is_no_error(words, both):

@@ -30,7 +30,7 @@ IN_16_BITS = {
     "koleo": ("koleo", 8, {}),
     "vicreg": ("vicreg", 8, {}),
 }
-LENGTHS = {name: (CASES | IN_16_BITS)[name] for name in ("second order", "decorrelation", *IN_16_BITS)}
+LENGTHS = {name: (CASES | IN_16_BITS)[name] for name in ("second order", *IN_16_BITS)}
 needs_cuda = pytest.mark.skipif(not CUDA, reason="needs a GPU: the interpreter cannot be compiled")
 
 
