@@ -13,6 +13,8 @@ from transformers import MambaConfig, MambaModel, Trainer, TrainingArguments
 from transformers.distributed import DistributedConfig
 
 import decondense as dc
+from decondense.handle import Attachment
+from decondense.integrations.own_loop import OwnLoop
 from decondense.regularizer import term_of
 from regularize.models import PLAIN, assert_same, gpt2, gradients, llama, padded, t5, tokens
 
@@ -93,6 +95,25 @@ def test_accumulation_without_num_items(tmp_path, pad):
     whole = trained(tmp_path, NoItems(llama()), attach, micro=8, pad=pad)
     parts = trained(tmp_path, NoItems(llama()), attach, micro=1, pad=pad)
     assert_same(whole, parts, 1e-5)
+
+
+def test_a_naive_term_would_be_eight_times_too_strong(tmp_path):
+    """The comparison above catches the mistake it is there for."""
+
+    def naive(trainer):
+        term = term_of(weight=20.0)
+        penalty = term.penalty
+        term.penalty = lambda capture, first, labels=None, items=None: penalty(capture, first)
+        return Attachment(OwnLoop(trainer.model), term)
+
+    whole = trained(tmp_path, llama(), naive, micro=8, pad=False, steps=1)
+    parts = trained(tmp_path, llama(), naive, micro=1, pad=False, steps=1)
+    none = trained(tmp_path, llama(), ATTACH["model"](0.0), micro=8, pad=False, steps=1)
+    name = "model.layers.0.mlp.down_proj.weight"
+    pushed, too_far = (whole[name] - none[name]).norm(), (parts[name] - none[name]).norm()
+    assert too_far / pushed == pytest.approx(8, rel=0.05)
+    with pytest.raises(AssertionError):
+        assert_same(whole, parts, 1e-5)
 
 
 def test_plain_loop_penalty_alone():

@@ -20,7 +20,6 @@ from decondense import records, studies
 COMMAND = Path(__file__).parents[1] / "command_worker.py"
 CLOSER = ("theory", "counteract", "init", "text", "distill")  # looked at in tests of their own
 OTHERS = [n for n in studies.STUDIES if n not in CLOSER]
-ONE_SEED = ("dose", "pretrain")  # what they conclude from several, other tests show on runs made by hand
 LIMIT = 3  # imports: what a study may take at smoke scale, its own imports included
 IMPORTS = (
     "import decondense.cli, decondense.train.run, decondense.train.trainer, decondense.train.watch, "
@@ -135,8 +134,7 @@ def test_text(command, tmp_path):
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_other_study(command, tmp_path, request, name):
     bench = ["--bench", request.getfixturevalue("shared") / "data" / "bench"] if name == "benchmarks" else []
-    seeds = ["--seeds", "1"] if name in ONE_SEED else []
-    code, _, err = command("study", name, "--out", tmp_path / "o", *bench, *seeds)
+    code, _, err = command("study", name, "--out", tmp_path / "o", *bench)
     assert code == 0, err
     check(tmp_path / "o", name)
 
