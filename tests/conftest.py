@@ -165,11 +165,13 @@ def shared() -> Path:
 
 @pytest.fixture
 def unpainted(monkeypatch) -> None:
-    """Save figures as empty files: laying one out and painting it takes as long as a small measurement. For tests of
-    words and numbers, of commands whose figures other tests look at."""
+    """Save figures as files of a word: laying one out and painting it takes as long as a small measurement. For tests
+    of words and numbers, of commands whose figures other tests look at."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    monkeypatch.setattr(FigureCanvasAgg, "print_png", lambda self, path, **metadata: Path(path).touch())
+    monkeypatch.setattr(
+        FigureCanvasAgg, "print_png", lambda self, path, **metadata: Path(path).write_bytes(b"unpainted")
+    )
 
 
 @pytest.fixture

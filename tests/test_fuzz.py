@@ -152,7 +152,7 @@ def test_runs_of_a_study(name, tmp_path):
     shutil.copytree(RESULTS / "studies" / name, folder)
     files = sorted((folder / "runs").glob("*/*.json"))
     sentences = []
-    for file in rng.sample(files, 4):
+    for file in rng.sample(files, 2):
         whole = file.read_text(encoding="utf-8")
         content, how = mutated(json.loads(whole), rng)
         file.write_text(json.dumps(content), encoding="utf-8")
@@ -181,7 +181,7 @@ def test_recipes(tmp_path):
     file = tmp_path / "r.yaml"
     full = recipe_from({"model": {"name": "m"}, "loss": {"name": "dispersion", "options": {"tau": 1.0}}}).model_dump()
     for path in [path for path in places(full) if path != ("schema",)]:
-        for value in JUNK:
+        for value in random.Random(str(path)).sample(JUNK, 10):
             content = copy.deepcopy(full)
             functools.reduce(dict.__getitem__, path[:-1], content)[path[-1]] = value
             refusal((path, value), lambda content: recipe_from(content).steps, content)

@@ -29,6 +29,7 @@ def launched() -> set[tuple[str, str]]:
 @pytest.mark.parametrize("arguments", [["90"], pytest.param(["80", "all"], marks=pytest.mark.slow)], ids="-".join)
 def test_every_kernel_compiles_for_a_gpu(arguments, tmp_path):
     settings = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
+    settings |= {} if "all" in arguments else {"DISABLE_LLVM_OPT": "1"}  # a fifth of the time
     command = [sys.executable, HERE / "offline.py", *arguments]
     run = subprocess.run(command, capture_output=True, text=True, env=settings)
     assert run.returncode == 0, run.stderr[-4000:]

@@ -36,7 +36,7 @@ def check(a, device):
     return found
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 16, 20])
+@pytest.mark.parametrize("n", [1, 2, 3, 20])
 def test_gram_matrices(n, device):
     check(gram(2, n, n + 5, seed=n), device)
 

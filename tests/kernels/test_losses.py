@@ -50,8 +50,11 @@ def test_kernels_and_torch_agree(case, masked):
     assert (found - expected).norm() <= 1e-5 * expected.norm() + 1e-9
 
 
+OTHER_CURVES = {"hard clamp", "orthogonalization, cosine", "uniformity", "decorrelation of features"}
+
+
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if name not in OTHER_CURVES])
 def test_the_mean_is_that_of_the_values(name, masked):
     """Some kernels take it in their own step of autograd: of a leaf, and where their gradient waits for another. Each
     kernel with several tiles; other curves of the same one with one tile."""

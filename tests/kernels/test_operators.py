@@ -30,7 +30,7 @@ IN_16_BITS = {
     "koleo": ("koleo", 8, {}),
     "vicreg": ("vicreg", 8, {}),
 }
-LENGTHS = {name: (CASES | IN_16_BITS)[name] for name in ("second order", "decorrelation", *IN_16_BITS)}
+LENGTHS = {name: (CASES | IN_16_BITS)[name] for name in ("second order", *IN_16_BITS)}
 needs_cuda = pytest.mark.skipif(not CUDA, reason="needs a GPU: the interpreter cannot be compiled")
 
 
@@ -56,11 +56,8 @@ def gradient(function, z):
 
 @pytest.mark.parametrize(
     ("loss", "width", "options", "dtype"),
-    [
-        pytest.param(*case, dtype, id=f"{name}, {dtype}")
-        for dtype, cases in ((None, CASES), (torch.bfloat16, CASES | IN_16_BITS))
-        for name, case in cases.items()
-    ],
+    [pytest.param(*case, torch.bfloat16, id=name) for name, case in (CASES | IN_16_BITS).items()]
+    + [pytest.param(*CASES[name], None, id=f"{name}, None") for name in ("first order", "exact")],
 )
 def test_one_graph_and_the_same_numbers(loss, width, options, dtype):
     """Autocast decides about the products, and is over when a graph runs."""
@@ -150,11 +147,11 @@ def test_lengths_that_change(loss, width, options):
 
     compiled = torch.compile(function, fullgraph=True, dynamic=True, backend=graphs)
     counts = []
-    for tokens in (5, 6, 7):
+    for tokens in (5, 6):
         z = cloud(2, tokens, width).to(DEVICE)
         torch.testing.assert_close(gradient(compiled, z), gradient(function, z), rtol=1e-6, atol=1e-7)
         counts.append(graphs.frame_count)
-    assert counts == [counts[0]] * 3
+    assert counts == [counts[0]] * 2
 
 
 KERNELS = {"first_order": 1e-2, "second_order": 1e-2, "pairwise": 1e-2, "nearest": 1e-8, "repulsion": None}
@@ -164,7 +161,8 @@ KERNELS = {"first_order": 1e-2, "second_order": 1e-2, "pairwise": 1e-2, "nearest
 def test_the_operators_say_what_they_return(name, eps):
     z, options = cloud(2, 9, 8).to(DEVICE).requires_grad_(), [None] * 5 + [eps] + [None] * 5
     torch.library.opcheck(launched, (z, half_masked(2, 9), True, torch.bfloat16, name, *options))
-    torch.library.opcheck(launched, (z.detach(), None, False, None, name, *options))
+    others = ("test_schema", "test_autograd_registration", "test_faketensor")  # without a mask it is traced above
+    torch.library.opcheck(launched, (z.detach(), None, False, None, name, *options), test_utils=others)
     value, *saved = launched(z.detach(), None, True, None, name, *options)
     torch.library.opcheck(_backward, (z.detach(), saved, torch.ones_like(value), name, *options))
 
@@ -182,19 +180,21 @@ def trained(call, model, ids, steps=3):
 
 
 @pytest.mark.parametrize(
-    "how",
+    ("estimator", "how"),
     [
-        {"backend": "aot_eager"},
-        pytest.param({}, marks=needs_cuda),
-        pytest.param({"mode": "reduce-overhead"}, marks=needs_cuda),
+        ("exact", {"backend": "aot_eager"}),
+        *(
+            pytest.param(estimator, how, marks=needs_cuda)
+            for estimator in ("first_order", "exact")
+            for how in ({}, {"mode": "reduce-overhead"})
+        ),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("options", [{"estimator": "first_order"}, {"estimator": "exact"}], ids=str)
-def test_in_a_model(request, options, how):
+def test_in_a_model(request, estimator, how):
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    if how.get("mode") and options["estimator"] == "first_order":  # docs/kernels.md says so
+    if how.get("mode") and estimator == "first_order":  # docs/kernels.md says so
         why = "torch 2.11 loses track of an operator's list of results: pytorch/pytorch#193953"
         request.applymarker(pytest.mark.xfail(reason=why, raises=RuntimeError))
 
@@ -203,7 +203,7 @@ def test_in_a_model(request, options, how):
     model = GPT2LMHeadModel(config).to(DEVICE).train()
     model.loss_type = "ForCausalLM"
     ids = torch.arange(24, device=DEVICE).view(2, 12) % 7
-    with attachment(model, weight=0.5, backend="triton", **options) as attached:
+    with attachment(model, weight=0.5, backend="triton", estimator=estimator) as attached:
         (expected,) = trained(model, model, ids, 1)
         compiled = torch.compile(lambda **inputs: model(**inputs), fullgraph=True, **how)
         for found in trained(compiled, model, ids, 3 if CUDA else 1):

@@ -26,7 +26,7 @@ def test_value_and_gradient(name, dtype, device):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", KERNELS)
 def test_odd_shapes(name, shape, device):
-    for dtype in DTYPES:
+    for dtype in DTYPES if CUDA else DTYPES[:1]:
         assert_as_good_as_eager(name, cloud(*shape, seed=sum(shape)).to(dtype).to(device))
 
 

@@ -114,18 +114,6 @@ def test_states_in_16_bits(loss, eager, loops, options, dtype):
     assert error(grad, expected[1]) < 1e-2
 
 
-@every_case
-def test_one_graph(loss, eager, loops, options):
-    z = cloud(2, 20, 8).to(DEVICE)
-    torch.compiler.reset()
-
-    def function(leaf):
-        return loss(leaf, backend="triton", **options)
-
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(gradient(compiled, z), gradient(function, z), rtol=1e-6, atol=1e-7)
-
-
 @pytest.mark.parametrize(
     "options",
     [

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from decondense import losses
 
-settings.register_profile("short", max_examples=40, deadline=None)
+settings.register_profile("short", max_examples=25, deadline=None)
 settings.load_profile("short")
 
 CLOUDS = hnp.arrays(

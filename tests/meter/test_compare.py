@@ -143,6 +143,7 @@ def test_a_difference_is_of_two_results_and_has_no_interval_of_one_window(storie
     )
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_the_curves_lie_over_each_other_with_their_bands(stories, twelve, prose, tmp_path):
     """Models of another depth at the same share of it; the state after the final norm stands by itself."""
     config = build("gpt2").config

@@ -59,9 +59,11 @@ def padded(batch: int = 4, length: int = 12) -> tuple[torch.Tensor, torch.Tensor
 
 
 @contextmanager
-def attachment(model: nn.Module, loss: str = "dispersion", **options: Any) -> Iterator[Attachment]:
+def attachment(
+    model: nn.Module, loss: str = "dispersion", *, modules: str | None = None, **options: Any
+) -> Iterator[Attachment]:
     """`regularize(model, …)` with what engines are given in place of the handle, for tests of what no user sees."""
-    with Handle(given := Attachment(OwnLoop(model), term_of(loss, **options))):
+    with Handle(given := Attachment(OwnLoop(model), term_of(loss, **options), modules)):
         yield given
 
 

@@ -48,6 +48,7 @@ OPTIONS = {
     "sampled": ("dispersion", {"estimator": "sampled", "max_tokens": 5}),
 }
 QUICK = {"dispersion", "exact", "sampled", "l2_repel"}
+FAMILIES = {"dispersion": llama, "exact": gpt2}  # whose states transformers collects; the others need no such model
 
 
 @pytest.mark.parametrize(
@@ -59,20 +60,20 @@ def test_every_loss_is_noticed_when_unused_and_is_that_of_the_plain_model(case):
     ids, mask, labels = padded()
     mask[-1, 1:] = 0  # a row without a pair, which the mean leaves out
     given = {"input_ids": ids, "attention_mask": mask, "labels": labels, "use_cache": False}
-    build = gpt2 if case == "exact" else llama
-    found = []
+    build, found = FAMILIES.get(case, Blocks), []
+    modules = "blocks.*" if build is Blocks else None
     for compiled in (False, True):
         model = build(layers=1).train()
         model.loss_type = "ForCausalLM"  # without one, transformers warns inside GPT2's call: a break of its own
-        with attachment(model, loss, weight=2.0, **options) as attached:
+        with attachment(model, loss, weight=2.0, modules=modules, **options) as attached:
             call = (module if case == "exact" else whole)(model) if compiled else model
-            call(**given).logits.sum().backward()
+            call(**given)["logits"].sum().backward()
             assert (attached.given, attached.calls, attached.reached) == (1, 1, False)
             with pytest.raises(RuntimeError, match="no backward pass has reached it"):
                 torch.optim.SGD(model.parameters(), lr=0.0).step()
             model.zero_grad()
             torch.manual_seed(3)  # of the draw of tokens
-            value = call(**given).loss
+            value = call(**given)["loss"]
             assert not attached.reached
             value.backward()
             assert attached.reached
@@ -85,13 +86,12 @@ def test_every_loss_is_noticed_when_unused_and_is_that_of_the_plain_model(case):
         torch.testing.assert_close(torch.as_tensor(compiled_last[key]), torch.as_tensor(last[key]), msg=key)
 
 
-@pytest.mark.parametrize(("compiled", "graphs"), [(whole, 1), (module, 2)])
-def test_a_schedule_takes_no_second_compilation(compiled, graphs):
+def test_a_schedule_takes_no_second_compilation():
     """Two calls in every step, of which the weight rises: the graphs of the first serve all."""
     model, ids, backend, seen = llama(layers=1).train(), tokens(), Counted(), []
     optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
     with attachment(model, weight=1.0, schedule="linear", ramp_steps=3) as attached:
-        call = compiled(model, backend)
+        call = module(model, backend)
         for _ in range(4):
             for _ in range(2):
                 loss = call(input_ids=ids, labels=ids, use_cache=False).loss
@@ -102,14 +102,13 @@ def test_a_schedule_takes_no_second_compilation(compiled, graphs):
             optimiser.step()
         assert (attached.step, attached.calls) == (4, 8)
     assert seen == pytest.approx([0, 0, 1 / 3, 1 / 3, 2 / 3, 2 / 3, 1, 1])
-    assert backend.graphs == graphs
+    assert backend.graphs == 2
 
 
-@pytest.mark.parametrize("build", [llama, gpt2])
-def test_penalty_of_a_call_without_labels(build):
+def test_penalty_of_a_call_without_labels():
     ids, found = tokens(), []
     for compiled in (False, True):
-        model = build(layers=1).train()
+        model = llama(layers=1).train()
         with dc.regularize(model, weight=3.0) as handle:
             call = whole(model) if compiled else model
             for _ in range(2):
@@ -125,7 +124,7 @@ def test_packed_rows_are_a_graph_break():
     given = {"input_ids": ids, "labels": ids, "position_ids": torch.arange(6).repeat(4, 2), "use_cache": False}
     with attachment(model, weight=2.0) as attached:
         expected = model(**given).loss
-        torch.testing.assert_close(torch.compile(model, backend="aot_eager")(**given).loss, expected)
+        torch.testing.assert_close(torch.compile(model, backend="eager")(**given).loss, expected)
         assert attached.calls == 2
         torch.compiler.reset()
         with pytest.raises(torch._dynamo.exc.Unsupported):
@@ -135,23 +134,24 @@ def test_packed_rows_are_a_graph_break():
 class Blocks(nn.Module):
     """A network of no library, which differs between training and evaluation as most do."""
 
-    def __init__(self):
+    def __init__(self, layers=2, dropout=0.0):
         super().__init__()
+        torch.manual_seed(1)
         self.embed = nn.Embedding(VOCABULARY, 8)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1)) for _ in range(4))
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Dropout(dropout)) for _ in range(layers))
 
-    def forward(self, x):
-        x = self.embed(x)
+    def forward(self, input_ids, attention_mask=None, labels=None, use_cache=False):
+        x = self.embed(input_ids)
         for block in self.blocks:
             x = x + block(x)
-        return {"loss": x.square().mean()}
+        return {"loss": x.square().mean(), "logits": x}
 
 
 def compilations(attach):
     """How often torch.compile has compiled each function: steps and evaluations, of several lengths."""
     torch.compiler.reset()
     torch._dynamo.utils.clear_compilation_metrics()
-    model = Blocks()
+    model = Blocks(dropout=0.1)
     optimiser = torch.optim.SGD(model.parameters(), lr=1e-3)
     with attach(model):
         call = module(model, "eager")

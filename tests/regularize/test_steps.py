@@ -42,8 +42,10 @@ class Descent:
         self.model.zero_grad()
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("how", ["forgotten", "counted", "constant", "torch's"])
+@pytest.mark.parametrize(("how", "compiled"), [
+    ("forgotten", False), ("forgotten", True), ("counted", False), ("constant", False), ("torch's", False),
+    ("torch's", True),
+])  # fmt: skip
 def test_a_schedule_that_no_optimiser_moves_is_told_once(how, compiled, monkeypatch):
     monkeypatch.setattr("decondense.handle.MANY", 3)  # training calls: the first step may be of that many
     torch.compiler.reset()

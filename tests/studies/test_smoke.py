@@ -18,7 +18,7 @@ import decondense.train.run
 from decondense import records, studies
 
 COMMAND = Path(__file__).parents[1] / "command_worker.py"
-CLOSER = ("theory", "counteract", "text", "distill")  # looked at in tests of their own
+CLOSER = ("theory", "counteract", "init", "text", "distill")  # looked at in tests of their own
 OTHERS = [n for n in studies.STUDIES if n not in CLOSER]
 LIMIT = 3  # imports: what a study may take at smoke scale, its own imports included
 IMPORTS = (
@@ -120,6 +120,7 @@ def test_killed_in_the_middle_and_repeated_is_the_same_bytes(command, tmp_path):
     assert {"result.json", "table.csv", "figure.png"} < set(map(str, files))
     for file in files:
         assert (tmp_path / "killed" / file).read_bytes() == (tmp_path / "left" / file).read_bytes(), file
+    check(tmp_path / "left", "init")
 
 
 def test_text(command, tmp_path):
@@ -129,6 +130,7 @@ def test_text(command, tmp_path):
     assert len({row[6] for row in record["table"]["rows"]}) == 4  # four texts, four numbers
 
 
+@pytest.mark.usefixtures("unpainted")  # a figure of each kind is painted here or in test_conclusions.py
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_other_study(command, tmp_path, request, name):
     bench = ["--bench", request.getfixturevalue("shared") / "data" / "bench"] if name == "benchmarks" else []
@@ -137,6 +139,7 @@ def test_every_other_study(command, tmp_path, request, name):
     check(tmp_path / "o", name)
 
 
+@pytest.mark.usefixtures("unpainted")
 def test_distill(command, tmp_path, monkeypatch):
     """In calls of their own a teacher waits for its student, also while something else is done in the same folder."""
     folders, train = [], decondense.train.run.train

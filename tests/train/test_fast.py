@@ -101,17 +101,11 @@ def test_what_has_no_such_head():
     assert not fuse_head(torch.nn.Linear(2, 2), compiled=False)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "config"),
-    [("llama", {}), ("gpt2", {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0})],
-    ids=["llama", "gpt2"],
-)
-def test_a_run_with_the_fused_head_ends_with_the_same_weights(architecture, config, tmp_path, cache):
+def test_a_run_with_the_fused_head_ends_with_the_same_weights(tmp_path, cache):
     """Through Trainer, with gradient accumulation and the dispersion loss."""
     settings = ["loss={name: dispersion, weight: 1.0}", "train.micro_batch=2", "data.tokens=1024"]
     for name, fused in (("own", "false"), ("fused", "true")):
-        recipe = tiny(*settings, f"train.fused_loss={fused}", architecture=architecture, config=config)
-        train(recipe, tmp_path / name, cache=cache)
+        train(tiny(*settings, f"train.fused_loss={fused}"), tmp_path / name, cache=cache)
     own, fused = result(tmp_path / "own"), result(tmp_path / "fused")
     assert (own["fused_loss"], fused["fused_loss"]) == (False, True)
     for one, other in zip(own["history"], fused["history"]):
@@ -177,7 +171,7 @@ def test_products_go_on_as_torch_is_told_for_all():
 def test_a_loss_leaves_compiled_blocks_whole(family, monkeypatch):
     """One graph for all of them: the hooks by which transformers collects the states are not inside."""
     torch.compiler.reset()
-    graphs = CompileCounterWithBackend("aot_eager")
+    graphs = CompileCounterWithBackend("eager")
     monkeypatch.setattr(torch.nn.Module, "compile", functools.partialmethod(torch.nn.Module.compile, backend=graphs))
     model = family().train()
     compile_blocks(model)
@@ -216,11 +210,11 @@ def test_compiled_blocks_give_the_same_gradients(backend, monkeypatch):
 # ---- the loss in the graphs of the blocks ------------------------------------------------------------------------
 
 
-@pytest.fixture
-def graphs(monkeypatch):
+@pytest.fixture(params=["eager"])
+def graphs(monkeypatch, request):
     """torch.compile without the minute that code for a CPU takes; counts what it compiles."""
     torch.compiler.reset()
-    counter = CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend(request.param)
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
     yield counter
     torch.compiler.reset()
@@ -258,6 +252,7 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("graphs", ["aot_eager"], indirect=True)
 @pytest.mark.parametrize(("family", "options", "blocks", "compilations", "left"), CASES.values(), ids=CASES.keys())
 def test_blocks_compute_the_loss_of_what_they_read(family, options, blocks, compilations, left, graphs, outside):
     plain, compiled = family(3).train(), family(3).train()
@@ -341,9 +336,10 @@ def test_taps_go_with_the_loss(graphs):
 
 
 @pytest.mark.parametrize(
-    ("settings", "blocks"),
-    [([], 2), (["data.boundaries=isolated"], 0), (["train.checkpointing=true"], 0)],
+    ("settings", "blocks", "graphs"),
+    [([], 2, "aot_eager"), (["data.boundaries=isolated"], 0, "eager"), (["train.checkpointing=true"], 0, "eager")],
     ids=["plain", "isolated documents", "checkpointing"],
+    indirect=["graphs"],
 )
 def test_a_run_with_compiled_blocks_has_the_same_losses(settings, blocks, tmp_path, cache, graphs, monkeypatch):
     """Where a document is a sequence of its own, and where blocks run twice, the loss stays outside."""

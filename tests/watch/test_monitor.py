@@ -255,8 +255,9 @@ def run(tmp_path, attach) -> tuple[Trainer, dict[str, torch.Tensor], Reports]:
     return trainer, {name: p.detach().clone() for name, p in trainer.model.named_parameters()}, reports
 
 
-@pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize("inputs", [None, [{"input_ids": tokens(2)}, {"input_ids": tokens(3)[:, :7]}]])
+@pytest.mark.parametrize(
+    ("inputs", "background"), [(None, False), ([{"input_ids": tokens(2)}, {"input_ids": tokens(3)[:, :7]}], True)]
+)
 def test_a_trainer_logs_every_layer_and_a_picture_and_trains_the_same(
     tmp_path, capsys, monkeypatch, inputs, background
 ):
