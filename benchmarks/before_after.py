@@ -29,9 +29,8 @@ def draw(runs: Sequence[Training], path: Path) -> None:
     seeds, plain = len(ends["dispersion"]), ends["cross-entropy"][:, 1:].mean()  # of the blocks, as in the study
     gap = plain - ends["dispersion"][:, 1:].mean()
     depth = np.linspace(0, 1, len(start)).tolist()
-    share = f"{100 * gap / plain:.1f} %"
     panel = {
-        "title": f"over the blocks the loss lowers the mean cosine by {gap:.4f} of {plain:.3f} ({share})",
+        "title": f"the loss lowers the blocks' mean cosine by {gap:.4f}, from {plain:.3f}",
         "x": "depth: layer / number of layers (0: embedding; 1: after the final norm)",
         "y": f"after minus before ({seeds} seeds)",
         "band": True,
