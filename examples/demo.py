@@ -124,7 +124,7 @@ def picture(real: Any, runs: Runs, losses: dict[str, np.ndarray]) -> Path:
     start = snapshots(runs["cross-entropy"], 0).mean(0)
     layers = np.arange(len(start))
     right.plot(layers, start, ":", color="#777777", label="before training")
-    for (arm, made), colour, sign in zip(runs.items(), PALETTE[1::-1], "so"):
+    for (arm, made), colour, sign in zip(runs.items(), PALETTE, "so"):
         curves = snapshots(made, -1)
         right.plot(layers, curves.T, color=colour, lw=0.8, alpha=0.6)
         label = f"{'without' if arm == 'cross-entropy' else 'with'} the loss: {losses[arm].mean():.2f} nats by document"
