@@ -122,7 +122,7 @@ def test_cut_prompts_and_borrowed_examples_are_reported(pair, bench):
     assert record.tasks["arc_challenge"].cut["items"] == sum(i["cut"] > 0 for i in items) == 2
     words = " ".join(record.notes)
     assert "2 of 2 prompts were longer than the context of 512 tokens and lost their beginning, up to" in words
-    assert "12 example(s) come from the evaluated split (test), the item itself left out" in words
+    assert "its examples (12 for each item) come from the evaluated split (test), the item itself left out" in words
 
 
 def test_any_lm_eval_task(pair, tmp_path):

@@ -153,6 +153,12 @@ def test_the_order_of_items_and_runs_does_not_matter(six, make_run):
         assert by_name[row["task"]]["p"] == pytest.approx(row["p"])
 
 
+def test_the_table_of_a_run_stands_for_the_run(six):
+    base, treated = six
+    found = compared([folder / "items.parquet" for folder in base], treated, bootstrap=0)
+    assert found["macro"] == compared(base, treated, bootstrap=0)["macro"]
+
+
 def test_the_same_runs_give_the_same_record(six):
     assert compared(*six, bootstrap=50) == compared(*six, bootstrap=50)
 

@@ -290,8 +290,8 @@ def _notes(benchmark: Benchmark, scores: dict[str, Any], context: int) -> list[s
     notes = []
     if benchmark.shots and "evaluated split" in benchmark.fewshot_source:
         notes.append(
-            f"{benchmark.name}: its {benchmark.shots} example(s) come from {benchmark.fewshot_source}, because the "
-            "data has no other split."
+            f"{benchmark.name}: its examples ({benchmark.shots} for each item) come from {benchmark.fewshot_source}, "
+            "because the data has no other split."
         )
     if "cut" in scores:
         notes.append(

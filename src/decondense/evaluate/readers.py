@@ -43,6 +43,8 @@ def read_logs(path: str | Path, wanted: Wanted | None = None) -> list[Log]:
 
 
 def _read(path: Path, wanted: Wanted) -> list[Log]:
+    if path.name == "items.parquet" and (path.parent / "result.json").exists():
+        path = path.parent  # of an evaluation, whose record says what the items are
     if path.is_dir() and not (path / "result.json").exists():
         for pattern, reader in (
             ("samples_*.jsonl", read_samples), ("*.eval", _inspect), ("details_*.parquet", _lighteval),
