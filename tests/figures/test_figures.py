@@ -280,6 +280,18 @@ def test_effects_end_where_the_bars_do_and_tell_of_a_cut(values, cut, tmp_path, 
         assert high - (mean + half) < 0.06 * (high - low)
 
 
+def test_one_bar_far_longer_than_most_is_cut_near_its_dots(tmp_path, monkeypatch):
+    from decondense.figures import studies
+
+    drawn = []
+    monkeypatch.setattr(studies, "draw", lambda strips, path: drawn.append(strips[0]))
+    short = [("short", [0.010, 0.011, 0.012])] * 3
+    studies.effects([*short, ("long", [0.0, 0.1])], tmp_path / "figure.png", x="nats")
+    (strip,) = drawn
+    low, high = strip.rows[0][0].x.range
+    assert (-0.02 < low < 0.0, 0.1 < high < 0.12, "cut" in strip.x) == (True, True, True)
+
+
 def test_effects_that_are_not_strong_are_hollow_and_groups_are_parted(tmp_path, monkeypatch):
     from decondense.figures import studies
 

@@ -131,8 +131,10 @@ def effects(
     # Three seeds have long intervals: the axis shows all dots, and cuts a bar that would flatten them.
     shown = [v for _, values in rows for v in values if math.isfinite(v)] or [0.0]
     low, high = min(0.0, *shown, -(margin or 0)), max(0.0, *shown, margin or 0)
-    room = 0.6 * (high - low or 1.0)
     bars = [bar for bar in (student(values, level) for _, values in rows if len(values) > 1) if math.isfinite(bar[1])]
+    room = 0.6 * (high - low or 1.0)
+    if len(bars) > 2:  # one bar that is far longer than most does not flatten them either
+        room = min(room, 3 * float(np.median([half for _, half in bars])))
     lowest = min([low, *(mean - half for mean, half in bars)])
     highest = max([high, *(mean + half for mean, half in bars)])
     cut = lowest < low - room or highest > high + room
