@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from study_runs import packed, run, scored
 
+from decondense.figures.chart import PALETTE, pale
 from decondense.records import Training
 from decondense.studies import find, settings_of
 from decondense.studies.arms import recipe_of
 from decondense.studies.contrasts import by_texts
 from decondense.studies.outcomes import unpack
-from decondense.studies.pretrain import arms, tokens_saved
+from decondense.studies.pretrain import _with_rate, arms, tokens_saved
 from decondense.studies.runs import Members, Run, Runs, by_document, trained_name
 from decondense.words import amount, signed
 
@@ -364,3 +365,17 @@ def test_the_figure_is_in_the_order_of_models_losses_and_tokens(tmp_path, monkey
     heads = [(remark.words, remark.y) for remark in chart.remarks]
     assert heads == [("small, learning rate 0.003", 9), ("small, learning rate 0.005", 4)]
     assert {place for place, _ in chart.y.ticks} == {8, 7, 6, 5, 3, 2, 1}
+    squares = {mark.y[0]: mark.colour for mark in chart.frames[0].marks if mark.symbol == "square"}
+    green, amber = PALETTE[2], PALETTE[4]  # those of uniformity and koleo in every figure
+    of = {8: green, 7: green, 6: amber, 5: amber, 3: green, 2: green, 1: amber}
+    assert all(colour in (of[place], pale(of[place])) for place, colour in squares.items())
+    assert len(squares) == 7
+
+
+def test_a_rate_is_told_once_and_what_else_a_model_is_called_stays():
+    of = {"gpt2 at 0.005": 0.005, "gpt2 clipped": 0.005, "gpt2 768": 0.0015}
+    settings = {"base": {}, "arms": {f"x · {model} · 1M": {"train": {"learning_rate": r}} for model, r in of.items()}}
+    told = [_with_rate(("x", model, "1M"), settings) for model in of]
+    assert told == [
+        "gpt2, learning rate 0.005", "gpt2 clipped, learning rate 0.005", "gpt2 768, learning rate 0.0015",
+    ]  # fmt: skip
