@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from by_hand import condensation
 
+from decondense.figures import studies
 from decondense.figures.chart import PALETTE, Axis, Chart, Frame, Series, dots, look, pale, series_numbers
 from decondense.figures.draw import Strip, draw
 from decondense.figures.measurements import (
@@ -263,15 +264,20 @@ def test_a_cut_colour_scale_says_so(peak, label):
     assert heatmap(result).axes[-1].get_ylabel() == label
 
 
+@pytest.fixture
+def strips(monkeypatch):
+    """The strips of charts that a figure of a study consists of, instead of its file."""
+    described = []
+    monkeypatch.setattr(studies, "draw", lambda strips, path: described.extend(strips))
+    return described
+
+
 @pytest.mark.parametrize(("values", "cut"), [([0.01, 0.02, 0.03], False), ([0.019, 0.021], False), ([0.0, 0.1], True)])
-def test_effects_end_where_the_bars_do_and_tell_of_a_cut(values, cut, tmp_path, monkeypatch):
-    from decondense.figures import studies
+def test_effects_end_where_the_bars_do_and_tell_of_a_cut(values, cut, strips):
     from decondense.stats.verdicts import student
 
-    drawn = []
-    monkeypatch.setattr(studies, "draw", lambda strips, path: drawn.append(strips[0]))
-    studies.effects([("a loss", values)], tmp_path / "figure.png", x="nats", margin=0.005)
-    (strip,), (mean, half) = drawn, map(float, student(values))
+    studies.effects([("a loss", values)], Path("figure.png"), x="nats", margin=0.005)
+    (strip,), (mean, half) = strips, map(float, student(values))
     low, high = map(float, strip.rows[0][0].x.range)
     assert low < -0.005
     assert high > max(values)
@@ -280,26 +286,18 @@ def test_effects_end_where_the_bars_do_and_tell_of_a_cut(values, cut, tmp_path, 
         assert high - (mean + half) < 0.06 * (high - low)
 
 
-def test_one_bar_far_longer_than_most_is_cut_near_its_dots(tmp_path, monkeypatch):
-    from decondense.figures import studies
-
-    drawn = []
-    monkeypatch.setattr(studies, "draw", lambda strips, path: drawn.append(strips[0]))
+def test_one_bar_far_longer_than_most_is_cut_near_its_dots(strips):
     short = [("short", [0.010, 0.011, 0.012])] * 3
-    studies.effects([*short, ("long", [0.0, 0.1])], tmp_path / "figure.png", x="nats")
-    (strip,) = drawn
+    studies.effects([*short, ("long", [0.0, 0.1])], Path("figure.png"), x="nats")
+    (strip,) = strips
     low, high = strip.rows[0][0].x.range
     assert (-0.02 < low < 0.0, 0.1 < high < 0.12, "cut" in strip.x) == (True, True, True)
 
 
-def test_effects_that_are_not_strong_are_hollow_and_groups_are_parted(tmp_path, monkeypatch):
-    from decondense.figures import studies
-
-    drawn = []
-    monkeypatch.setattr(studies, "draw", lambda strips, path: drawn.append(strips[0].rows[0][0]))
+def test_effects_that_are_not_strong_are_hollow_and_groups_are_parted(strips):
     rows = [(name, [0.01, 0.02]) for name in ("a, one", "a, two", "b, one")]
-    studies.effects(rows, tmp_path / "figure.png", x="nats", strong=[True, False, True], groups=["a", "a", "b"])
-    (chart,) = drawn
+    studies.effects(rows, Path("figure.png"), x="nats", strong=[True, False, True], groups=["a", "a", "b"])
+    ((chart,),) = strips[0].rows
     assert [mark.hollow for mark in chart.frames[0].marks if mark.symbol == "square"] == [False, True, False]
     colours = [mark.colour for mark in chart.frames[0].marks if mark.symbol == "square"]
     assert colours == [PALETTE[0], pale(PALETTE[0]), PALETTE[0]]
@@ -307,18 +305,14 @@ def test_effects_that_are_not_strong_are_hollow_and_groups_are_parted(tmp_path, 
     assert [(remark.words, remark.y) for remark in chart.remarks] == [("a", 5), ("b", 2)]
     assert chart.y.range[0] < 1 < 5 < chart.y.range[1]
     with pytest.raises(ValueError, match="groups must name the group of every row, got 1 for 3 rows"):
-        studies.effects(rows, tmp_path / "figure.png", x="nats", groups=["a"])
+        studies.effects(rows, Path("figure.png"), x="nats", groups=["a"])
 
 
-def test_words_at_the_right_stand_in_the_row_of_their_effect(tmp_path, monkeypatch):
-    from decondense.figures import studies
-
-    drawn = []
-    monkeypatch.setattr(studies, "draw", lambda strips, path: drawn.append(strips[0].rows[0][0]))
+def test_words_at_the_right_stand_in_the_row_of_their_effect(strips):
     rows = [(name, [mean - 0.01, mean + 0.01]) for name, mean in (("one", 0.1), ("two", 0.2), ("three", 0.3))]
     words = [f"{np.mean(values):.1f}" for _, values in rows]
-    studies.effects(rows, tmp_path / "figure.png", x="nats", right=words, right_title="mean", groups=["a", "b", "b"])
-    (chart,) = drawn
+    studies.effects(rows, Path("figure.png"), x="nats", right=words, right_title="mean", groups=["a", "b", "b"])
+    ((chart,),) = strips[0].rows
     squares = {mark.y[0]: mark.x[0] for mark in chart.frames[0].marks if mark.symbol == "square"}
     assert {place: f"{mean:.1f}" for place, mean in squares.items()} == dict(chart.right)
     assert [label for _, label in chart.y.ticks] == ["one", "two", "three"]
@@ -326,13 +320,10 @@ def test_words_at_the_right_stand_in_the_row_of_their_effect(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(("legend", "place"), [(True, "best"), (False, ""), ("upper left", "upper left")])
-def test_a_panel_says_where_its_legend_stands(legend, place, tmp_path, monkeypatch):
-    from decondense.figures import studies
-
-    drawn = []
-    monkeypatch.setattr(studies, "draw", lambda strips, path: drawn.append(strips[0].rows[0][0]))
+def test_a_panel_says_where_its_legend_stands(legend, place, strips):
     series = {name: ([1, 2], [[value], [value]]) for name, value in (("something", 1.0), ("dispersion all 0.1", 2.0))}
-    studies.curves([{"title": "", "x": "x", "y": "y", "series": series, "legend": legend}], tmp_path / "figure.png")
-    assert drawn[0].legend == place
-    colours = {mark.name: mark.colour for mark in drawn[0].frames[0].marks if mark.name}
+    studies.curves([{"title": "", "x": "x", "y": "y", "series": series, "legend": legend}], Path("figure.png"))
+    ((chart,),) = strips[0].rows
+    assert chart.legend == place
+    colours = {mark.name: mark.colour for mark in chart.frames[0].marks if mark.name}
     assert colours == {"something": PALETTE[0], "dispersion all 0.1": PALETTE[1]}

@@ -110,9 +110,9 @@ def test_no_effect_is_rarely_called_reproduced(name):
             del shot["histogram"]  # is drawn, and decides nothing
         return made
 
-    trials = 100
+    trials = 200
     wrong = sum(of(name, make).verdict == "reproduced" for _ in range(trials))
-    assert wrong / trials <= 0.07  # 5 % and one standard error of 100 trials
+    assert wrong / trials <= 0.07  # 5 % and two standard errors of 200 trials are 8 %
 
 
 def test_figures_are_drawn_and_small(tmp_path):

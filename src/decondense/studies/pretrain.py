@@ -207,7 +207,7 @@ def _why(
         seeds = [len(arm) for other, (_, arms) in runs_at.items() if other[0] == place[0] for arm in arms.values()]
         enough = {(place[0], loss) for loss, arm in losses.items() if len(arm) >= min(max(seeds), 3)}
         if not enough <= drawn:
-            recipe = joined(settings["base"], settings["arms"][BETWEEN.join((NONE, *place))])
+            recipe, _ = _recipe((NONE, *place), settings)
             said = in_words(", ".join(place), [len(arm) for arm in losses.values()])
             figures[f"why-{slug(*place)}.png"] = partial(curves, why(base, losses, recipe, names), note=said, columns=2)
         drawn |= enough

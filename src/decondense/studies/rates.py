@@ -98,9 +98,10 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         "smallest": SMALLEST,
     }
     apart = [(labels[place], fresh.differences(*two, by_document)) for place, two in compared.items()]
+    colours = series_numbers(losses)
     forest = partial(
         effects, apart, x="held-out loss minus cross-entropy's, nats (right of 0: worse)",
-        margin=SMALLEST, colours=[series_numbers(losses)[loss] for loss, _ in compared], level=level,
+        margin=SMALLEST, colours=[colours[loss] for loss, _ in compared], level=level,
         note=f"each at its own rate; dots: seeds; bars: {100 * level:.3g} % intervals over them alone\n"
         "shaded: too small to matter",
     )  # fmt: skip
