@@ -308,6 +308,14 @@ def test_effects_that_are_not_strong_are_hollow_and_groups_are_parted(strips):
         studies.effects(rows, Path("figure.png"), x="nats", groups=["a"])
 
 
+def test_a_dot_at_the_edge_is_not_cut(strips):
+    """Where all seeds but those of the last row tie, that row's dots end the axis."""
+    rows = [(name, [0.0, 1e-6, -1e-6]) for name in "abc"] + [("d", [0.0089, 0.0090, 0.0091])]
+    studies.effects(rows, Path("figure.png"), x="nats")
+    low, high = map(float, strips[0].rows[0][0].x.range)
+    assert high - 0.0091 > 0.02 * (high - low)
+
+
 def test_words_at_the_right_stand_in_the_row_of_their_effect(strips):
     rows = [(name, [mean - 0.01, mean + 0.01]) for name, mean in (("one", 0.1), ("two", 0.2), ("three", 0.3))]
     words = [f"{np.mean(values):.1f}" for _, values in rows]

@@ -132,13 +132,13 @@ def effects(
     shown = [v for _, values in rows for v in values if math.isfinite(v)] or [0.0]
     low, high = min(0.0, *shown, -(margin or 0)), max(0.0, *shown, margin or 0)
     bars = [bar for bar in (student(values, level) for _, values in rows if len(values) > 1) if math.isfinite(bar[1])]
-    room = 0.6 * (high - low or 1.0)
+    room, edge = 0.6 * (high - low or 1.0), 0.06 * (high - low or 1.0)  # a dot at the edge is not cut
     if len(bars) > 2:  # one bar that is far longer than most does not flatten them either
-        room = min(room, 3 * float(np.median([half for _, half in bars])))
+        room = min(room, max(edge, 3 * float(np.median([half for _, half in bars]))))
     lowest = min([low, *(mean - half for mean, half in bars)])
     highest = max([high, *(mean + half for mean, half in bars)])
     cut = lowest < low - room or highest > high + room
-    limits = max(lowest - 0.1 * room, low - room), min(highest + 0.1 * room, high + room)
+    limits = max(lowest - edge, low - room), min(highest + edge, high + room)
     note += "\nlonger bars are cut at the edge" if cut else ""
     ticks = [(place, label) for place, (label, _) in zip(places, rows)]
     y = Axis(range=(0.4, top + 0.6), ticks=ticks, grid=False)
