@@ -28,6 +28,7 @@ from .chart import (
     Series,
     dots,
     look,
+    loss_number,
     pale,
     series_numbers,
 )
@@ -102,14 +103,14 @@ def _points(points: Points, y: str, numbers: bool) -> dict[str, Any]:
 
 
 def effects(
-    rows: Points, path: Path, *, x: str, margin: float | None = None, colours: Sequence[int] | None = None,
+    rows: Points, path: Path, *, x: str, margin: float | None = None, losses: Sequence[str] | None = None,
     right: Sequence[str] | None = None, right_title: str = "", level: float = 0.95, note: str = "",
     far: float = math.inf, strong: Sequence[bool] | None = None, groups: Sequence[str] = (),
 ) -> Path:  # fmt: skip
     """Draw one line per comparison: dots are seeds, the bar is Student's interval; `margin` is shaded around 0, `right`
     is a column of text (speed, say). A comparison with a dot further from 0 than `far`, which would flatten the others,
     is not drawn: its label gives its mean. Squares are hollow and pale where `strong` is false. `groups` names the
-    group of every row: each stands above its rows."""
+    group of every row: each stands above its rows. `losses` names the loss of every row, which has its colour."""
     if groups and len(groups) != len(rows):
         raise ValueError(f"groups must name the group of every row, got {len(groups)} for {len(rows)} rows.")
     starts = [i for i, group in enumerate(groups) if i == 0 or group != groups[i - 1]]
@@ -124,7 +125,8 @@ def effects(
     for number, (place, (_, values)) in enumerate(zip(places, rows)):
         if not len(values):
             continue
-        colour = PALETTE[(colours[number] if colours else 0) % len(PALETTE)]
+        own = loss_number(losses[number]) if losses else 0
+        colour = INK if own is None else PALETTE[own]  # every colour is that of a loss: what is none has ink
         weak = strong is not None and not strong[number]
         shade = pale(colour) if weak else colour
         marks += dots([place], [values], colour=shade, level=level, across=True, hollow=weak)
