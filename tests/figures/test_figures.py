@@ -14,7 +14,7 @@ import pytest
 from by_hand import condensation
 
 from decondense.figures import studies
-from decondense.figures.chart import PALETTE, Axis, Chart, Frame, Series, dots, look, pale, series_numbers
+from decondense.figures.chart import FAINT, INK, PALETTE, Axis, Chart, Frame, Series, dots, look, pale, series_numbers
 from decondense.figures.draw import Strip, draw
 from decondense.figures.measurements import (
     curve_plot,
@@ -306,6 +306,26 @@ def test_effects_that_are_not_strong_are_hollow_and_groups_are_parted(strips):
     assert chart.y.range[0] < 1 < 5 < chart.y.range[1]
     with pytest.raises(ValueError, match="groups must name the group of every row, got 1 for 3 rows"):
         studies.effects(rows, Path("figure.png"), x="nats", groups=["a"])
+
+
+def test_effects_have_the_colour_of_their_loss_and_ink_where_they_have_none(strips):
+    losses = ["dispersion", "placebo", "dispersion · gpt2", "koleo"]
+    studies.effects([(name, [0.01, 0.02]) for name in "abcd"], Path("figure.png"), x="nats", losses=losses)
+    ((chart,),) = strips[0].rows
+    of = {kind: [mark.colour for mark in chart.frames[0].marks if mark.symbol == kind] for kind in ("square", "circle")}
+    orange, amber = PALETTE[1], PALETTE[4]
+    assert of["square"] == [orange, INK, orange, amber]
+    assert [shade for shade in of["circle"] if shade in (FAINT, pale(orange), pale(amber))] == [
+        pale(orange), FAINT, pale(orange), pale(amber),
+    ]  # fmt: skip
+
+
+def test_a_dot_at_the_edge_is_not_cut(strips):
+    """Where all seeds but those of the last row tie, that row's dots end the axis."""
+    rows = [(name, [0.0, 1e-6, -1e-6]) for name in "abc"] + [("d", [0.0089, 0.0090, 0.0091])]
+    studies.effects(rows, Path("figure.png"), x="nats")
+    low, high = map(float, strips[0].rows[0][0].x.range)
+    assert high - 0.0091 > 0.02 * (high - low)
 
 
 def test_words_at_the_right_stand_in_the_row_of_their_effect(strips):

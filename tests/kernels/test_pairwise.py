@@ -166,9 +166,10 @@ def test_tf32_however_torch_was_told(name, device):
     matmul, z = torch.backends.cuda.matmul, cloud(2, 48, 24).to(device)
     plain, own = routines.run(name, z), matmul.fp32_precision
     try:
-        for setting, value in (("allow_tf32", True), ("allow_tf32", False), ("fp32_precision", "tf32")):
+        told = (("allow_tf32", True), ("allow_tf32", False), ("fp32_precision", "tf32"), ("fp32_precision", "none"))
+        for setting, value in told:
             setattr(matmul, setting, value)
-            assert tf32_products() == (value is not False)
+            assert tf32_products() == (value in (True, "tf32"))  # "none": it was told nothing
             for found, expected in zip(routines.run(name, z), plain):
                 assert error(found, expected) < (5e-3 if CUDA else 1e-6)
     finally:

@@ -11,6 +11,7 @@ import pytest
 from study_runs import concluded, of_seeds, packed, run, scored
 
 from decondense import studies
+from decondense.figures.chart import DASHES, INK, PALETTE
 from decondense.studies import settings_of
 from decondense.studies.arms import recipe_of
 from decondense.studies.placebo import by_weight
@@ -96,6 +97,24 @@ def test_release_compares_both_directions_and_the_answers(tmp_path):
     for name, draw in {"figure.png": end.draw, **end.more}.items():
         draw(tmp_path / name)
         assert (tmp_path / name).stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("name", ["release", "placebo"])
+def test_dispersion_has_its_colour_at_every_weight_and_the_placebo_ink(name, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("decondense.figures.studies.draw", lambda strips, path: drawn.append(strips[0].rows[0][0]))
+    end = of(name, {}, {})
+    for draw in (end.draw, *end.more.values()):
+        draw(tmp_path / "figure.png")
+    chart, *course = drawn
+    labels, (blue, orange, *_) = dict(chart.y.ticks), PALETTE
+    squares = {labels[mark.y[0]]: mark.colour for mark in chart.frames[0].marks if mark.symbol == "square" and mark.y}
+    assert set(squares) == set(TREATED if name == "placebo" else (RELEASED, KEPT, OPPOSITE))
+    assert squares == {label: INK if label.startswith("placebo") else orange for label in squares}
+    lines = {mark.name: (mark.colour, mark.dash) for one in course for mark in one.frames[0].marks if mark.name}
+    looks = [(PLAIN, blue, DASHES[0])]
+    looks += [(f"dispersion {arm}", orange, dash) for arm, dash in zip((RELEASED, KEPT, OPPOSITE), DASHES)]
+    assert lines == {arm: tuple(style) for arm, *style in looks if course}
 
 
 def test_the_dose_is_gone_at_the_end():

@@ -9,6 +9,7 @@ import pytest
 from study_runs import concluded, of_seeds, packed, run, scored
 
 from decondense import studies
+from decondense.figures.chart import INK, PALETTE
 from decondense.studies import hyper, settings_of, variants
 from decondense.studies.contrasts import over_items
 from decondense.studies.outcomes import unpack
@@ -85,6 +86,31 @@ def test_a_ruined_arm_does_not_flatten_the_others(tmp_path, monkeypatch):
     assert chart.remarks[0].words == "the paper's losses"
     assert labels[:2] == ["dispersion", "decorrelation"]
     assert "rivals" not in [remark.words for remark in chart.remarks]
+
+
+BLUE, ORANGE, _, PINK, _, SKY, *_ = PALETTE  # of cross-entropy, dispersion, decorrelation and orthogonalization
+COLOURS = {
+    "variants": {
+        "dispersion": ORANGE, "decorrelation": PINK, "orthogonalization": SKY, "l2 repel": PALETTE[7],
+        "l2 repel, released": PALETTE[7], "decorrelation on last": PINK,
+        "noisy embedding": INK, "active forgetting": INK,
+    },
+    "hyper": {
+        "the paper's choice: " * (arm == hyper.CENTRE) + arm: ORANGE
+        for arm in settings_of(studies.STUDIES["hyper"], "gpu")["arms"] if arm != hyper.PLAIN
+    },
+    "estimators": {"cross-entropy": BLUE} | dict.fromkeys(["first order", "second order", "sampled"], ORANGE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COLOURS)
+def test_every_row_has_the_colour_of_its_loss(name, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("decondense.figures.studies.draw", lambda strips, path: drawn.extend(strips))
+    of(name, {}, {}).draw(tmp_path / "figure.png")
+    ((chart,),) = drawn[0].rows
+    squares = {mark.y[0]: mark.colour for mark in chart.frames[0].marks if mark.symbol == "square" and len(mark.y)}
+    assert {label: squares[place] for place, label in chart.y.ticks} == COLOURS[name]
 
 
 def test_runs_without_a_snapshot_are_compared_in_loss_alone(tmp_path, monkeypatch):

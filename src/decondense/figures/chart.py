@@ -35,20 +35,28 @@ def look(number: int) -> dict[str, Any]:
     return {"colour": PALETTE[number % len(PALETTE)], **names}
 
 
+def loss_number(name: str) -> int | None:
+    """The number of the colour of the loss that a name holds, its place in LOSSES; None for a name without one."""
+    words = name.replace("_", " ").replace("-", " ")
+    return next((i for i, loss in enumerate(LOSSES) if loss in words), None)
+
+
 def series_numbers(names: Iterable[str]) -> dict[str, int]:
     """Number names for `look`, so that a loss of LOSSES has one colour in all figures: that of its place there, with
     other dashes where several names have it in them. The other names take the numbers that are left, in their order."""
-    words = {name: name.replace("_", " ").replace("-", " ") for name in names}
-    of = {name: [i for i, loss in enumerate(LOSSES) if loss in plain] for name, plain in words.items()}
+    of = {name: loss_number(name) for name in names}
     found: dict[str, int] = {}
-    for name in sorted(of, key=lambda name: not of[name]):
-        own = count(of[name][0], len(PALETTE)) if of[name] else count()
+    for name in sorted(of, key=lambda name: of[name] is None):
+        place = of[name]
+        own = count() if place is None else count(place, len(PALETTE))
         found[name] = next(number for number in own if number not in found.values())
     return found
 
 
 def pale(colour: str) -> str:
-    """Return a colour of the palette mixed with white."""
+    """Return a colour of the palette mixed with white; FAINT for INK."""
+    if colour == INK:
+        return FAINT
     return "#" + "".join(f"{round(255 - 0.5 * (255 - int(colour[i : i + 2], 16))):02x}" for i in (1, 3, 5))
 
 

@@ -28,6 +28,7 @@ from .chart import (
     Series,
     dots,
     look,
+    loss_number,
     pale,
     series_numbers,
 )
@@ -102,14 +103,14 @@ def _points(points: Points, y: str, numbers: bool) -> dict[str, Any]:
 
 
 def effects(
-    rows: Points, path: Path, *, x: str, margin: float | None = None, colours: Sequence[int] | None = None,
+    rows: Points, path: Path, *, x: str, margin: float | None = None, losses: Sequence[str] | None = None,
     right: Sequence[str] | None = None, right_title: str = "", level: float = 0.95, note: str = "",
     far: float = math.inf, strong: Sequence[bool] | None = None, groups: Sequence[str] = (),
 ) -> Path:  # fmt: skip
     """Draw one line per comparison: dots are seeds, the bar is Student's interval; `margin` is shaded around 0, `right`
     is a column of text (speed, say). A comparison with a dot further from 0 than `far`, which would flatten the others,
     is not drawn: its label gives its mean. Squares are hollow and pale where `strong` is false. `groups` names the
-    group of every row: each stands above its rows."""
+    group of every row: each stands above its rows. `losses` names the loss of every row, which has its colour."""
     if groups and len(groups) != len(rows):
         raise ValueError(f"groups must name the group of every row, got {len(groups)} for {len(rows)} rows.")
     starts = [i for i, group in enumerate(groups) if i == 0 or group != groups[i - 1]]
@@ -124,7 +125,8 @@ def effects(
     for number, (place, (_, values)) in enumerate(zip(places, rows)):
         if not len(values):
             continue
-        colour = PALETTE[(colours[number] if colours else 0) % len(PALETTE)]
+        own = loss_number(losses[number]) if losses else 0
+        colour = INK if own is None else PALETTE[own]  # every colour is that of a loss: what is none has ink
         weak = strong is not None and not strong[number]
         shade = pale(colour) if weak else colour
         marks += dots([place], [values], colour=shade, level=level, across=True, hollow=weak)
@@ -132,13 +134,13 @@ def effects(
     shown = [v for _, values in rows for v in values if math.isfinite(v)] or [0.0]
     low, high = min(0.0, *shown, -(margin or 0)), max(0.0, *shown, margin or 0)
     bars = [bar for bar in (student(values, level) for _, values in rows if len(values) > 1) if math.isfinite(bar[1])]
-    room = 0.6 * (high - low or 1.0)
+    room, edge = 0.6 * (high - low or 1.0), 0.06 * (high - low or 1.0)  # a dot at the edge is not cut
     if len(bars) > 2:  # one bar that is far longer than most does not flatten them either
-        room = min(room, 3 * float(np.median([half for _, half in bars])))
+        room = min(room, max(edge, 3 * float(np.median([half for _, half in bars]))))
     lowest = min([low, *(mean - half for mean, half in bars)])
     highest = max([high, *(mean + half for mean, half in bars)])
     cut = lowest < low - room or highest > high + room
-    limits = max(lowest - 0.1 * room, low - room), min(highest + 0.1 * room, high + room)
+    limits = max(lowest - edge, low - room), min(highest + edge, high + room)
     note += "\nlonger bars are cut at the edge" if cut else ""
     ticks = [(place, label) for place, (label, _) in zip(places, rows)]
     y = Axis(range=(0.4, top + 0.6), ticks=ticks, grid=False)

@@ -117,7 +117,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     draw = partial(
         effects,
         [(f"{arm}{' (hardly learned)' * (arm in failed)}", runs.values(arm, spearman)) for arm in shown],
-        x="Spearman of mean cosine with depth, end of training", colours=[7 * (arm in failed) for arm in shown],
+        x="Spearman of mean cosine with depth, end of training", strong=[arm not in failed for arm in shown],
         right=[f"{runs.mean(arm, cosine):.3f}" for arm in shown], right_title="mean cosine",
         note="above 0: condensing; dots: training seeds; bars, where there are several: 95 % intervals",
     )  # fmt: skip

@@ -19,6 +19,7 @@ from ..stats.verdicts import NOT, REPRODUCED, UNDECIDED, Decision, decide, equiv
 from ..words import list_of
 from .outcomes import paired_outcomes
 from .runs import MATTERS_NATS, MATTERS_POINTS, MATTERS_SHARE, Draw, Runs, cosine
+from .settings import Settings, loss_of
 
 NONE = "cross-entropy"  # the arm without an added loss, where models are trained from nothing
 SMALLEST = 0.005  # nats per token: the smallest effect that matters there
@@ -118,14 +119,17 @@ def share_of_change(runs: Runs, arm: str, whole: str, none: str, *, margin: floa
 
 
 def losses_drawn(
-    runs: Runs, gaps: Mapping[str, Sequence[float]], base: str, *, base_words: str = "", **more: Any
-) -> Draw | None:
+    runs: Runs, settings: Settings, gaps: Mapping[str, Sequence[float]], base: str, *,
+    words: Mapping[str, str] = {}, **more: Any,
+) -> Draw | None:  # fmt: skip
     """The figure of `gaps`, arm → held-out losses minus those of `base`, with the mean cosines at its right; None where
-    there are none. `more`: options of `effects`."""
-    shown = [(arm, values) for arm, values in gaps.items() if values]
-    right = [runs.said(arm, cosine) for arm, _ in shown]
-    title = f"mean cosine ({base_words or base}: {runs.said(base, cosine)})"
-    return partial(effects, shown, margin=MATTERS_NATS, right=right, right_title=title, **more) if shown else None
+    there are none. `words`: arm → what the figure calls it, if not its name. `more`: options of `effects`."""
+    shown = [arm for arm, values in gaps.items() if values]
+    return partial(
+        effects, [(words.get(arm, arm), gaps[arm]) for arm in shown], margin=MATTERS_NATS,
+        losses=[loss_of(settings, arm)["name"] for arm in shown], right=[runs.said(arm, cosine) for arm in shown],
+        right_title=f"mean cosine ({words.get(base, base)}: {runs.said(base, cosine)})", **more,
+    ) if shown else None  # fmt: skip
 
 
 def _crossed(pairs: Pairs, seeds: int, claim: str, smallest: float, level: float, *, paired: bool) -> Decision:

@@ -120,7 +120,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
 def _panel(title: str, y: str, values: Mapping[float, list[float]], **more: Any) -> dict[str, Any]:
     doses = list(values)
     common = {"x": "weight λ", "scale": "symlog", "ticks": doses}
-    return {"title": title, "y": y, "series": {"": (doses, list(values.values()))}, **common, **more}
+    # the weights are of one loss, whose name gives the line its colour
+    return {"title": title, "y": y, "series": {"dispersion": (doses, list(values.values()))}, **common, **more}
 
 
 def _at_most(most: float | None, at: float | None, tried: int) -> str:

@@ -51,6 +51,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     ]
     draw = partial(
         effects, [(arm, losses[arm]) for arm in shown], x="held-out loss minus that of the exact loss, nats per token",
+        losses=[arm if arm == NONE else "dispersion" for arm in shown],  # the estimators are of one loss
         margin=settings["margin"], right=right if len(right) == len(shown) else None, level=0.9,
         right_title="mean cosine minus exact · cost",
         note="dots: training seeds; bars: 90 % intervals; shaded: the margin",

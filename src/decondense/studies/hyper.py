@@ -50,12 +50,12 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         f"cells and shown in {len(better)}; nearest to one is {closest[0]}: {closest[1].short(5)}"
     )
     against = {arm: d for arm in [*GRID, *others] if (d := runs.differences(arm, PLAIN, held_out))}
-    beyond = "orange: not in its grid; " if {*others} & against.keys() else ""
     draw = losses_drawn(
-        runs, against, PLAIN, x=f"held-out loss minus that of {PLAIN}, nats per token (right of 0: worse)",
-        colours=[2 if arm == CENTRE else 0 if arm in GRID else 1 for arm in against],
-        note=f"green: the paper's choice; {beyond}dots: seeds; bars: 95 % intervals over them; "
-        "shaded: too small to matter",
+        runs, settings, against, PLAIN, words={CENTRE: f"the paper's choice: {CENTRE}"},
+        x=f"held-out loss minus that of {PLAIN}, nats per token (right of 0: worse)",
+        # all have one loss, and so one colour: words tell which is the paper's choice
+        note="the paper's grid from the weakest to the strongest\n"
+        "dots: seeds; bars: 95 % intervals over them; shaded: too small to matter",
     )  # fmt: skip
     estimate: dict[str, Any] = {
         "strongest_rival": dict([closest]), "cell_minus_centre": against_centre, "minus_cross_entropy": plain,

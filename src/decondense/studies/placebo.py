@@ -95,9 +95,9 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     columns, rows = runs.rows(runs.tasks, loss_by_document=by_document, gradient_norm=_median_norm)
     pairs = [those[w] for w in sorted(weights, reverse=True) for those in (real, blind)]
     draw = losses_drawn(
-        runs, {arm: runs.differences(arm, none, by_document) for arm in pairs}, none, base_words="without a loss",
-        x="held-out loss minus that without a loss, nats per token (right of 0: worse)", far=RUINED,
-        note="dots: training seeds; bars: 95 % intervals over them alone; shaded: too small to matter",
+        runs, settings, {arm: runs.differences(arm, none, by_document) for arm in pairs}, none,
+        words={none: "without a loss"}, x="held-out loss minus that without a loss, nats per token (right of 0: worse)",
+        note="dots: training seeds; bars: 95 % intervals over them alone; shaded: too small to matter", far=RUINED,
     )  # fmt: skip
     estimate: dict[str, Any] = {"gate_percent": GATE, "gate_met": met, "seen_percent": _named(seen, blind)}
     estimate |= {"dispersion_minus_placebo": _named(helps, real), "placebo_minus_dispersion": _named(hurts, real)}

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from ..figures.chart import series_numbers
 from ..figures.studies import curves, effects
 from ..records import Training
 from ..stats.crossed import crossed_macro
@@ -154,11 +153,10 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     shown.sort(key=lambda cell: (models.index(cell[1]), losses.index(cell[0]), tokens[cell]))
     labels = [size if above[:2] == (loss, model) else f"{loss}, {size}"
               for above, (loss, model, size) in zip([(), *shown], shown)]  # fmt: skip
-    colours = series_numbers(losses)
     draw = partial(
         effects, [(label, table[cell][2]) for label, cell in zip(labels, shown)],
         x="held-out loss minus cross-entropy's at the same rate, nats (right of 0: worse)", margin=SMALLEST,
-        strong=[corrected[cell] < 0.05 for cell in shown], colours=[colours[loss] for loss, *_ in shown],
+        strong=[corrected[cell] < 0.05 for cell in shown], losses=[loss for loss, *_ in shown],
         groups=[_with_rate(cell, settings) for cell in shown],
         note="filled: significant over seeds and documents, after correction for all comparisons; pale: not\n"
         "dots: seeds, at least three; bars: 95 % intervals over them alone; shaded: too small to matter",

@@ -15,7 +15,6 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from ..figures.chart import series_numbers
 from ..figures.studies import curves, effects
 from ..files import grouped
 from ..stats.verdicts import Decision
@@ -98,10 +97,9 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         "smallest": SMALLEST,
     }
     apart = [(labels[place], fresh.differences(*two, by_document)) for place, two in compared.items()]
-    colours = series_numbers(losses)
     forest = partial(
         effects, apart, x="held-out loss minus cross-entropy's, nats (right of 0: worse)",
-        margin=SMALLEST, colours=[colours[loss] for loss, _ in compared], level=level,
+        margin=SMALLEST, losses=[loss for loss, _ in compared], level=level,
         note=f"each at its own rate; dots: seeds; bars: {100 * level:.3g} % intervals over them alone\n"
         "shaded: too small to matter",
     )  # fmt: skip

@@ -53,7 +53,7 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     )
     columns, rows = runs.rows(runs.tasks, loss_by_document=by_document)
     draw = losses_drawn(
-        runs, diffs, PLAIN, x="held-out loss minus cross-entropy's, nats per token (right of 0: worse)",
+        runs, settings, diffs, PLAIN, x="held-out loss minus cross-entropy's, nats per token (right of 0: worse)",
         note="dots: training seeds; bars: 95 % intervals over them; shaded: too small to matter",
     )  # fmt: skip
     course = partial(curves, [_course(runs, settings)], note="dots: training seeds; bars: 95 % intervals over them")
@@ -91,11 +91,13 @@ def _course(runs: Runs, settings: Settings) -> dict[str, Any]:
     for arm in runs.arms:
         trained = runs.of(arm)
         at = [shot.tokens or 0 for shot in trained[0].snapshots]
-        series[arm] = (at, [[cosine(run, i) for run in trained] for i in range(len(at))])
+        # the name of their one loss gives the others its colour, with a dash for each
+        name = arm if arm == PLAIN else f"{loss['name']} {arm}"
+        series[name] = (at, [[cosine(run, i) for run in trained] for i in range(len(at))])
     ticks = sorted({x for at, _ in series.values() for x in at})
     values = [value for _, points in series.values() for point in points for value in point]
     low, high = min(values), max(values)
-    room = (low - 0.1 * (high - low), high + 0.5 * (high - low))  # for the legend
+    room = (low - 0.1 * (high - low), high + 0.7 * (high - low))  # for the legend
     return {
         "title": falls.replace("%", " %"), "x": "training tokens", "y": "mean cosine of the blocks",
         "series": series, "ticks": ticks, "labels": list(map(amount, ticks)), "limits": room,

@@ -18,7 +18,6 @@ from functools import partial
 
 import numpy as np
 
-from ..figures.chart import series_numbers
 from ..figures.studies import effects
 from ..stats.verdicts import REPRODUCED, Decision, combine, decide, deciding, interval
 from .arms import recipe_of
@@ -80,11 +79,10 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
     if timed := any(costs.values()):
         words = [f"{sum(some) / len(some):.2f}×" if some else "–" for some in costs.values()]
         right = [f"{level} · {cost}" for level, cost in zip(right, words)]
-    colours = series_numbers(runs.arms)
     draw = partial(
         effects, [(arm.replace("_", " "), gaps) for arm, gaps in against.items()], margin=MATTERS_NATS, far=RUINED,
         x="held-out loss minus cross-entropy's on the same tokens, nats per token",
-        colours=[colours[arm] for arm in against], groups=list(map(_kind, against)),
+        losses=list(against), groups=list(map(_kind, against)),
         right=right if math.isfinite(plain_cosine) else None,  # else none was measured
         right_title=f"mean cosine{' · cost' * timed} (cross-entropy {plain_cosine:.3f})",
         note="shaded: too little to matter",
