@@ -101,7 +101,7 @@ def test_the_llama_with_160m():
     assert "Both harms last, uniformity's with {} and dispersion's with {}.".format(*ends) in RESULTS
     assert min(CELLS[f"{loss} · llama · 160M"]["low"] for loss in (UNIFORM, DISPERSED)) > 0
     (level,) = {cell["level"] for cell in CELLS.values()}
-    words = f"for each of the four losses at the corrected level, {100 * level:.2f} % with twenty-six comparisons."
+    words = f"for each of the four losses at the corrected level, {100 * level:.2f} % with twenty-seven comparisons."
     assert words in RESULTS
     weakest = corrected(f"{DISPERSED} · gpt2 at 0.005 · 160M", 4)
     assert f"by it dispersion's gain is significant, while its interval at this level is {weakest}.)" in RESULTS

@@ -27,9 +27,9 @@ from decondense.studies.runs import quantisation
 def test_tables_of_tasks_and_rounding():
     short = {UNIFORM: "uniformity", GONE: "uniformity, gone early", DECORRELATED: "decorrelation"}
     scored = [cell for cell, row in ROWS.items() if row["points_difference"] is not None]
-    assert len(scored) == 13
+    assert len(scored) == 14
     (level,) = {f"{100 * ROWS[cell]['tasks_level']:.1f}" for cell in scored}
-    assert f"with intervals of {level} %, the level divided by the thirteen cells" in RESULTS
+    assert f"with intervals of {level} %, the level divided by the fourteen cells" in RESULTS
     lone = [cell for cell in scored if ROWS[cell]["points_low"] is None]  # "its three cells are counted and not shown"
     assert sorted(lone) == sorted((loss, "gpt2 at 0.005", 16e7) for loss in (UNIFORM, DECORRELATED, DISPERSED))
     files = [sorted(STUDIES.glob(f"pretrain/runs/{arm}-gpt2-at-0.005-160M-*/outcomes.json"))
@@ -54,6 +54,7 @@ def test_tables_of_tasks_and_rounding():
     eight = {cell: [row["int8_cross_entropy"], row["int8_cross_entropy"] + row["int8_difference"]]
              for cell, row in ROWS.items() if row["int8_cross_entropy"] is not None}  # fmt: skip
     cells = (DECORRELATED, 16e7), (DISPERSED, 32e7), (DECORRELATED, 32e7)
+    assert eight.pop((DECORRELATED, "gpt2", 32e7))[1] > 0.001  # told by `test_steadiness_rounding_and_course…`
     *most, astray = [eight.pop((loss, "gpt2 at 0.005", tokens))[1] for loss, tokens in cells]
     assert (
         f"Decorrelation with 320M has {astray:.4f} too, from the one seed of three that went astray; so are its costs"

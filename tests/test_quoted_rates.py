@@ -85,7 +85,7 @@ def test_each_at_its_own_rate():
     assert max(ahead) < 0
     assert f"** | **{gained}** | **may help**: significant, narrowly |" in RESULTS
     assert f"; each at its own rate {gained} |" in README
-    assert f"| dispersion, each at its own rate: {level} |" in README
+    assert f"; 80M, each at its own rate: {level} |" in README
     brief, low, high = re.findall(r"[\d.]+", gained)
     assert (
         f"With each arm at its own rate, which one seed chose, the gain is {brief} [{high}, {low}] over the other four."
@@ -338,23 +338,23 @@ def test_rounding_and_what_a_seed_does():
 
 
 def test_over_both_studies_one_harm_of_rates_is_significant():
-    """Holm over the twenty-six comparisons of `pretrain` and the seven here: dispersion's two are then not."""
+    """Holm over the twenty-seven comparisons of `pretrain` and the seven here: dispersion's two are then not."""
     own = {}
     for (loss, model), (rate, plain, _) in CHOSEN.items():
         base, arm = KEPT[f"{PLAIN} · {model} · {plain:g}"], KEPT[f"{loss} · {model} · {rate:g}"]
         seeds = [seed for seed in base if seed in arm and seed != 11]
         own[loss, model] = crossed_macro(by_texts([base[s] for s in seeds], [arm[s] for s in seeds]), paired=True).p
     ps = [row["p"] for row in table("pretrain")] + list(own.values())
-    assert len(ps) == 33
+    assert len(ps) == 34
     together = holm(ps)
-    older, corrected = together[:26], dict(zip(own, together[26:]))
+    older, corrected = together[:27], dict(zip(own, together[27:]))
     assert [place for place, p in corrected.items() if p < 0.05] == [(UNIFORM, "llama")]
     assert sum(p < 0.05 for p in older) == 6
     found = {(row["loss"], row["model"], row["tokens"]): p for row, p in zip(table("pretrain"), older)}
     gain = found[DISPERSED, "gpt2 at 0.005", 16e7]
     two = {f"{corrected[DISPERSED, model]:.3f}" for model in (LONGER, "llama")}
     assert len(two) == 1
-    words = "Over the thirty-three comparisons of `pretrain` and `rates` together neither dispersion's +0.017 nor its"
+    words = "Over the thirty-four comparisons of `pretrain` and `rates` together neither dispersion's +0.017 nor its"
     words += f" −0.028 of `rates` would be significant (p = {two.pop()} each), nor the gain (p = {gain:.3f}); the six"
     assert f"{words} harms of `pretrain` would." in PROSE
     assert gain > 0.05

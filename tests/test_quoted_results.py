@@ -118,7 +118,7 @@ def test_the_same_runs_in_geometry_and_loss():
     assert f"by {loss['estimate']:.5f} nats {bounds(loss, 5)}" in RESULTS
     macro = estimate("benchmarks")["macro"]
     effect = f"{signed(loss['estimate'], 5)} {bounds(loss, 5)}"
-    assert f"| dispersion: {effect} |" in README
+    assert f"| dispersion: {effect}; after" in README
     points = f"ten benchmarks {signed(100 * macro['difference'], 2)} points {bounds(macro, 2, 100)}"
     assert f"| {effect}; {points} |" in RESULTS
     scores = estimate("benchmarks")["runs"]
