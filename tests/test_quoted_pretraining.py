@@ -49,7 +49,7 @@ def test_table_of_effects():
     assert len(ROWS) == 27  # "the twenty-seven comparisons"
     assert "p is after Holm's correction for the twenty-seven comparisons" in RESULTS
     words = "for all twenty-seven comparisons (one, with two seeds, is not drawn): six harms and one gain.*"
-    assert words in README
+    assert words in RESULTS
     (missing,) = (cell for cell, row in ROWS.items() if row["seeds"] < 3)
     assert missing == (DISPERSED, "gpt2", 8e7)
     significant = {cell for cell, row in ROWS.items() if row["p_holm"] < 0.05}

@@ -198,7 +198,7 @@ def test_what_changes_is_told_seed_by_seed_and_by_hand(tmp_path):
         [run for run in runs if run.record.arm != "decorrelation last 1 · llama · 1.02k"], list(settings["arms"])
     )
     assert list(study.conclude(less, settings).more) == ["why-llama-512.png"]
-    assert confirmed({"512": 0.0, "1.02k": 0.0}).more == {}  # runs that keep no such thing
+    assert list(confirmed({"512": 0.0, "1.02k": 0.0}).more) == ["budgets.png"]  # runs that keep no such thing
 
 
 def test_where_losses_end_over_learning_rates(tmp_path):
@@ -225,6 +225,28 @@ def test_where_losses_end_over_learning_rates(tmp_path):
     assert [plain, other] == [pytest.approx([0.001, 0.003, 0.009], rel=0.02), pytest.approx([0.003, 0.009], rel=0.02)]
     assert [there / here for here, there in zip(plain[1:], other)] == pytest.approx([1.03, 1.03])  # side by side
     assert figure(tmp_path / "rates.png").stat().st_size > 1000
+
+
+def test_what_a_loss_does_over_budgets(tmp_path):
+    """Of two rates that of the lower cross-entropy; fewer than three seeds, or one budget, are no line."""
+    study = find("pretrain")
+    settings = settings_of(study, "smoke", seeds=[1, 2, 3])
+    models = {"plain": {}, "fast": {"train": {"learning_rate": 0.009}}, "wide": {"model": {"config": {"n_embd": 8}}}}
+    losses = {"cross-entropy": {}, "vicreg": {"loss": {"name": "vicreg"}}, "koleo": {"loss": {"name": "koleo"}}}
+    settings["arms"] = arms({"models": models, "budgets": [512, 1024], "losses": losses})
+    ends = {"cross-entropy · plain · 512": 3.0, "cross-entropy · fast · 512": 2.9, "cross-entropy · plain · 1.02k": 2.8,
+            "vicreg · plain · 512": 3.5, "vicreg · fast · 512": 3.0, "vicreg · plain · 1.02k": 2.6,
+            "koleo · plain · 512": 3.1, "cross-entropy · wide · 512": 3.0, "vicreg · wide · 512": 2.0}  # fmt: skip
+    runs = [training(arm, seed, {"one": [end + seed / 10]}) for arm, end in ends.items() for seed in (1, 2, 3)]
+    runs += [training("koleo · plain · 1.02k", seed, {"one": [2.0]}) for seed in (1, 2)]
+    figure = study.conclude(Runs(runs, list(settings["arms"])), settings).more["budgets.png"]
+    (panel,) = figure.args[0]
+    (loss, (places, gaps)), = panel["series"].items()  # fmt: skip
+    assert (panel["title"], panel["ticks"], panel["labels"]) == ("plain", [512, 1024], ["512", "1.02k"])
+    assert (loss, places) == ("vicreg", [512, 1024])
+    assert gaps == [pytest.approx([0.1] * 3), pytest.approx([-0.2] * 3)]
+    assert panel["limits"] == pytest.approx((-0.245, 0.19))
+    assert figure(tmp_path / "budgets.png").stat().st_size > 1000
 
 
 def test_what_only_some_runs_keep_is_shown_where_all_have_it():

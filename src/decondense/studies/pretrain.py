@@ -161,7 +161,8 @@ def conclude(runs: Runs, settings: Settings) -> Conclusion:
         note="filled: significant over seeds and documents, after correction for all comparisons; pale: not\n"
         "dots: seeds, at least three; bars: 95 % intervals over them alone; shaded: too small to matter",
     ) if shown else None  # fmt: skip
-    more = _over_rates(runs, tokens, settings) | _why(runs, tokens, settings, losses)
+    more = _over_budgets(runs, tokens, settings) | _over_rates(runs, tokens, settings)
+    more |= _why(runs, tokens, settings, losses)
     return Conclusion(verdict, headline, sentence, columns, rows, estimate, draw, more)
 
 
@@ -224,33 +225,78 @@ def _with_rate(cell: Cell, settings: Settings) -> str:
     return cell[1] if rate is None else f"{cell[1].replace(f' at {rate:g}', '')}, learning rate {rate:g}"
 
 
-def _over_rates(runs: Runs, tokens: Mapping[Cell, int], settings: Settings) -> dict[str, Callable[[Path], object]]:
-    """A figure of where each loss ends over its learning rates, where one of them was trained at three or more."""
-    places: dict[str, tuple[Cell, dict[str, dict[float, list[float]]]]] = {}
-    for cell in (cell for cell in tokens if BETWEEN.join(cell) in runs):
+def _shapes(
+    tokens: Mapping[Cell, int], settings: Settings, *, without: Settings
+) -> dict[str, list[tuple[Cell, float]]]:
+    """Arms that differ in nothing but their loss, their learning rate and `without`, each with its rate."""
+    shapes: dict[str, list[tuple[Cell, float]]] = {}
+    for cell in tokens:
         recipe, rate = _recipe(cell, settings)
         if rate is not None:
-            shape = str(joined(recipe, {"loss": None, "train": {"learning_rate": None}}))
-            _, losses = places.setdefault(shape, (cell, {}))
-            losses.setdefault(cell[0], {})[rate] = runs.values(BETWEEN.join(cell), by_document)
+            shape = str(joined(recipe, joined({"loss": None, "train": {"learning_rate": None}}, without)))
+            shapes.setdefault(shape, []).append((cell, rate))
+    return shapes
+
+
+def _over_rates(runs: Runs, tokens: Mapping[Cell, int], settings: Settings) -> dict[str, Callable[[Path], object]]:
+    """A figure of where each loss ends over its learning rates, where one of them was trained at three or more."""
     panels: list[Settings] = []
-    for (_, *place), losses in places.values():
+    for cells in _shapes({c: n for c, n in tokens.items() if BETWEEN.join(c) in runs}, settings, without={}).values():
+        losses: dict[str, dict[float, list[float]]] = {}
+        for cell, rate in cells:
+            losses.setdefault(cell[0], {})[rate] = runs.values(BETWEEN.join(cell), by_document)
         lines = {loss: dict(sorted(ends.items())) for loss, ends in losses.items() if len(ends) > 1}
         if max(map(len, lines.values()), default=0) > 2:
-            # side by side, so that none covers another
             series = {
                 f"{loss} ({', '.join(str(len(some)) for some in ends.values())})": (
-                    [rate * 1.03 ** (i - (len(lines) - 1) / 2) for rate in ends], list(ends.values())
+                    _side_by_side(list(ends), i, len(lines)), list(ends.values())
                 )
                 for i, (loss, ends) in enumerate(lines.items())
             }  # fmt: skip
             ticks = sorted({rate for ends in lines.values() for rate in ends})
             x = {"x": "learning rate", "scale": "log", "ticks": ticks}
             y = {"y": "held-out loss, nats per token", "series": series, "legend": "upper left"}
-            panels.append({"title": f"{', '.join(place)} tokens", **x, **y})
+            panels.append({"title": f"{', '.join(cells[0][0][1:])} tokens", **x, **y})
     note = "dots: seeds, as many as the brackets say and not the same at every rate\n"
     note += "lines: means of two or more; bars: 95 % intervals over them, unpaired"
     return {"rates.png": partial(curves, panels, note=note, columns=min(2, len(panels)))} if panels else {}
+
+
+def _over_budgets(runs: Runs, tokens: Mapping[Cell, int], settings: Settings) -> dict[str, Callable[[Path], object]]:
+    """A figure of what each loss does over its budgets, three seeds or more, in every model that has two of them. Where
+    a loss and cross-entropy have several rates at a budget, that of the lowest cross-entropy is drawn."""
+    panels: list[Settings] = []
+    for cells in _shapes(tokens, settings, without={"data": {"tokens": None}}).values():
+        found: dict[str, dict[int, tuple[float, list[float]]]] = {}
+        for cell, _ in cells:
+            arm, plain = BETWEEN.join(cell), BETWEEN.join((NONE, *cell[1:]))
+            if cell[0] != NONE and len(runs.paired(plain, arm)) > 2:
+                here = runs.mean(plain, by_document), list(runs.differences(arm, plain, by_document))
+                ends = found.setdefault(cell[0], {})
+                ends[tokens[cell]] = min(here, ends.get(tokens[cell], here))
+        lines = {loss: dict(sorted(ends.items())) for loss, ends in found.items() if len(ends) > 1}
+        if lines:
+            series = {
+                loss: (_side_by_side(list(ends), i, len(lines)), [gaps for _, gaps in ends.values()])
+                for i, (loss, ends) in enumerate(lines.items())
+            }
+            ticks = sorted({budget for ends in lines.values() for budget in ends})
+            x = {"x": "training tokens", "scale": "log", "ticks": ticks, "labels": list(map(amount, ticks))}
+            panels.append({"title": cells[0][0][1], **x, "series": series, "line": 0.0, "legend": "upper center"})
+    if not panels:
+        return {}
+    dots = [gap for panel in panels for _, values in panel["series"].values() for some in values for gap in some]
+    room = 0.15 * (max(dots) - min(dots))
+    shared = {"y": "held-out loss minus cross-entropy's, nats", "limits": (min(dots) - room, max(dots) + 2 * room)}
+    note = "below 0 the loss helps; dots: seeds, bars: 95 % intervals over them, not corrected, cut at the edge\n"
+    note += "of several learning rates the one at which cross-entropy is best"
+    drawn = [{**panel, **shared} for panel in panels]
+    return {"budgets.png": partial(curves, drawn, note=note, columns=min(2, len(panels)))}
+
+
+def _side_by_side(places: Sequence[float], i: int, count: int) -> list[float]:
+    """Places on a logarithmic axis for the i-th of several lines, so that none covers another."""
+    return [place * 1.03 ** (i - (count - 1) / 2) for place in places]
 
 
 def _paired(runs: Runs, arms: Mapping[str, str]) -> tuple[dict[int, Training], dict[str, dict[int, Training]]]:
