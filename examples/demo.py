@@ -180,8 +180,8 @@ def summary(real: Any, runs: Runs, losses: dict[str, np.ndarray]) -> list[str]:
         line("verdict", *(words[decision.verdict] for decision in decisions.values())),
         f"   Loss: nats per token, mean of {several(documents, 'document')} never trained on; [ ] for other seeds.",
         "3. Careful: this is the first minute of a training, and says nothing of a longer one. At 40M tokens",
-        "   a longer warm-up did more than any loss; with it, at 80M to 320M, losses gained up to 0.03 nats",
-        "   in a GPT2, narrowly, and cost a Llama up to 0.03 (docs/results.md).",
+        "   a longer warm-up did more than any loss; with it, at 80M to 320M, one loss gained 0.03 nats",
+        "   in a GPT2, narrowly, and losses cost a Llama up to 0.03 (docs/results.md).",
         "   For longer: examples/demo.py --tokens 400k",
     ]
 
