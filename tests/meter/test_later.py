@@ -7,8 +7,9 @@ import copy
 import pytest
 import torch
 
-from decondense.meter import later, measure, run
+from decondense.meter import later, run
 from decondense.meter.later import Later
+from decondense.meter.run import measure
 from decondense.meter.spectrum import spectral_statistics
 from decondense.meter.statistics import FINE_BINS, window_statistics
 
