@@ -13,8 +13,8 @@ from by_hand import cli as run
 from by_hand import refused
 
 from decondense.evaluate.harness import evaluate
-from decondense.meter import measure
 from decondense.meter.positions import positions_of
+from decondense.meter.run import measure
 
 WORDS = " ".join(f"{n} people walked down to the harbour and {n * n} of them came back." for n in range(200))
 SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_hidden_layers": 2}

@@ -25,7 +25,8 @@ from processes import start
 import decondense
 from decondense import cli
 from decondense.commands import terminal
-from decondense.meter import Interrupted, load
+from decondense.meter.result import load
+from decondense.meter.run import Interrupted
 from decondense.studies import STUDIES, core
 from decondense.words import span
 
@@ -413,7 +414,7 @@ def test_ctrl_c_before_any_work_names_no_folder(model, tmp_path, monkeypatch, st
     def interrupted(*args, **options):
         raise stop
 
-    monkeypatch.setattr("decondense.meter.measure", interrupted)
+    monkeypatch.setattr("decondense.meter.run.measure", interrupted)
     code, stdout, stderr = run("measure", model, *QUICK, "--out", tmp_path / "new" / "o")
     assert (code, stdout) == (130, "")
     assert stderr == "interrupted.\n"

@@ -11,7 +11,8 @@ from by_hand import cli as run
 from by_hand import refused
 from transformers import ByT5Tokenizer, GPT2Config, GPT2Model
 
-from decondense.meter import Interrupted, load, measure
+from decondense.meter.result import load
+from decondense.meter.run import Interrupted, measure
 
 WORDS = " ".join(f"{n} people walked down to the harbour and {n * n} of them came back." for n in range(400))
 QUICK = {"windows": 4, "tokens": 32, "bootstrap": 50}

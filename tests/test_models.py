@@ -303,7 +303,7 @@ def test_nothing_runs_remote_code_unless_told(folder, monkeypatch):
 
 
 def test_a_model_too_large_for_memory_is_offloaded_and_measured(folder, tmp_path):
-    from decondense.meter import measure
+    from decondense.meter.run import measure
 
     options = {"text": "pydoc", "windows": 2, "tokens": 32}
     limits = {"max_memory": {"cpu": 500_000}, "offload_folder": str(tmp_path)}

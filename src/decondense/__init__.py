@@ -28,10 +28,13 @@ _HOMES = {
     ".figures.plot": ("plot",),
     ".handle": ("Handle",),
     ".integrations.callback": ("DecondenseCallback",),
-    ".meter": ("Condensation", "compare", "load", "measure"),
+    ".meter.compare": ("compare",),
+    ".meter.result": ("Condensation", "load"),
+    ".meter.run": ("measure",),
     ".regularizer": ("regularize",),
     ".stats.significance": ("significance",),
-    ".watch": ("Monitor", "monitor"),
+    ".watch.engines": ("monitor",),
+    ".watch.monitor": ("Monitor",),
 }
 
 

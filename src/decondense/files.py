@@ -20,6 +20,8 @@ from pathlib import Path, PurePath
 from types import TracebackType
 from typing import Any, TypeVar
 
+import yaml
+
 AnyPath = str | os.PathLike[str]
 K = TypeVar("K")
 V = TypeVar("V")
@@ -116,52 +118,42 @@ def from_yaml(text: str) -> Any:
     """Parse YAML, by libyaml where PyYAML has it: the same result in a seventh of the time. ValueError for a key that a
     section has twice, of which PyYAML would take the last, and for more than `DEEPEST` levels: libyaml recurses in C,
     and running out of stack there ends the process."""
-    import yaml
-
     # A level needs a bracket, or half a column of indentation: levels are counted only where there may be too many.
     if sum(map(text.count, "[{")) > DEEPEST // 2 or re.search(rf"[-?:\s]{{{DEEPEST // 4 - 1}}}", text):
         steps = (
             isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            for event in yaml.parse(text, _loader())
+            for event in yaml.parse(text, _Once)
         )
         if any(depth > DEEPEST for depth in itertools.accumulate(steps)):
             raise ValueError(f"sections and lists must be at most {DEEPEST} levels deep, got more: take some out")
-    return yaml.load(text, _loader())
+    return yaml.load(text, _Once)
 
 
-@functools.cache
-def _loader() -> Any:
-    import yaml
+class _Once(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.visited: set[Any] = set()
 
-    class Once(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-        def __init__(self, text: str) -> None:
-            super().__init__(text)
-            self.visited: set[Any] = set()
-
-        def flatten_mapping(self, node: Any) -> None:
-            """Called for every section before its `<<` is merged in, and again when another section merges this one."""
-            lines: dict[Any, int] = {}
-            for key, _ in () if node in self.visited else node.value:
-                if not isinstance(key, yaml.ScalarNode) or key.tag.endswith((":merge", ":value")):  # << and =
-                    continue
-                name, line = self.construct_object(key), key.start_mark.line + 1  # by value: 1 and 01 are one key
-                if name in lines:
-                    raise ValueError(
-                        f"a section may have a key once, got {key.value!r} in line {lines[name]} and again in line "
-                        f"{line}: keep one of them"
-                    )
-                lines[name] = line
-            self.visited.add(node)
-            super().flatten_mapping(node)
-
-    return Once
+    def flatten_mapping(self, node: Any) -> None:
+        """Called for every section before its `<<` is merged in, and again when another section merges this one."""
+        lines: dict[Any, int] = {}
+        for key, _ in () if node in self.visited else node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag.endswith((":merge", ":value")):  # << and =
+                continue
+            name, line = self.construct_object(key), key.start_mark.line + 1  # by value: 1 and 01 are one key
+            if name in lines:
+                raise ValueError(
+                    f"a section may have a key once, got {key.value!r} in line {lines[name]} and again in line "
+                    f"{line}: keep one of them"
+                )
+            lines[name] = line
+        self.visited.add(node)
+        super().flatten_mapping(node)
 
 
 def to_yaml(value: Any, *, width: int = 80) -> str:
     """Return YAML with keys in their order and letters unescaped, by libyaml in a quarter of the time. The bytes are
     those of PyYAML, except for an empty key and U+0085, U+2028 and U+2029."""
-    import yaml
-
     options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": width}
     with contextlib.suppress(UnicodeEncodeError):  # half a surrogate pair is no UTF-8: escaped below
         text = yaml.dump(value, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), **options)
@@ -172,8 +164,6 @@ def to_yaml(value: Any, *, width: int = 80) -> str:
 
 def mapping_in(path: Path) -> dict[str, Any]:
     """Return the content of an optional YAML or JSON file beside a result; {} if it is missing or damaged."""
-    import yaml
-
     try:
         content = from_yaml(path.read_text(encoding="utf-8")) if path.suffix == ".yaml" else read_json(path)
     except (OSError, ValueError, yaml.YAMLError):

@@ -44,8 +44,6 @@ def documents(position_ids: Tensor, mask: Tensor | None, rows: int) -> Documents
     """
     position_ids = position_ids.expand(rows, -1) if len(position_ids) == 1 else position_ids
     batch, tokens = position_ids.shape
-    if tokens < 2:
-        return None
     start = torch.ones_like(position_ids, dtype=torch.bool)
     start[:, 1:] = position_ids[:, 1:] != position_ids[:, :-1] + 1
     first = start.flatten().nonzero().squeeze(1)

@@ -33,7 +33,7 @@ def draw_windows(text: Text, tokenizer: Any, *, windows: int, tokens: int, seed:
     and the same is done in tokens, so that a text with windows × tokens tokens is always enough. The special
     tokens the tokenizer puts around a text ([CLS], <bos>) are part of every window.
     """
-    before, after = _special_tokens(tokenizer)
+    before, after = special_tokens(tokenizer)
     body = tokens - len(before) - len(after)
     if body < 1:
         raise ValueError(f"tokens must leave room for the tokenizer's {len(before) + len(after)} special tokens.")
@@ -48,7 +48,8 @@ def draw_windows(text: Text, tokenizer: Any, *, windows: int, tokens: int, seed:
 Drawn = list[tuple[list[int], int, int]]
 
 
-def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
+def special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The tokens that the tokenizer puts before a text and after it."""
     try:
         bare = list(tokenizer("word", add_special_tokens=False)["input_ids"])
         full = list(tokenizer("word")["input_ids"])
@@ -58,7 +59,8 @@ def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
             "the tokenizer must be one of transformers, called with a string and returning input_ids, a list of "
             f"numbers, got {type(tokenizer).__name__}: wrap it, as PreTrainedTokenizerFast(tokenizer_object=…) does."
         ) from error
-    for i in range(len(full) - len(bare) + 1):
+    # from the end: of a word that the tokenizer cannot read nothing is left, and what there is stands before a text
+    for i in reversed(range(len(full) - len(bare) + 1)):
         if full[i : i + len(bare)] == bare:
             return full[:i], full[i + len(bare) :]
     return [], []

@@ -27,7 +27,7 @@ def prose(shared: Path) -> list[str]:
 def whole(stories: tuple[Any, Any], prose: list[str]) -> Any:
     from tiny_models import SMALL
 
-    from decondense.meter import measure
+    from decondense.meter.run import measure
 
     return measure(stories, text=prose, spectral=True, released=True, batch=2, **SMALL)
 

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from decondense.meter import measure
+from decondense.meter.run import measure
 
 model, text, folder = sys.argv[1:]
 result = measure(model, text=text, device="cpu", windows=5, tokens=40, seed=3, bootstrap=200)

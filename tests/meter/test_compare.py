@@ -16,8 +16,9 @@ from torch import nn
 
 from decondense.figures.chart import Band, Series
 from decondense.figures.measurements import curve_chart, trend_charts
-from decondense.meter import compare, load, measure
-from decondense.meter.compare import families
+from decondense.meter.compare import compare, families
+from decondense.meter.result import load
+from decondense.meter.run import measure
 
 SMALL = {"windows": 3, "tokens": 32, "bootstrap": 50}
 

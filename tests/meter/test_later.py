@@ -7,8 +7,9 @@ import copy
 import pytest
 import torch
 
-from decondense.meter import later, measure, run
+from decondense.meter import later, run
 from decondense.meter.later import Later
+from decondense.meter.run import measure
 from decondense.meter.spectrum import spectral_statistics
 from decondense.meter.statistics import FINE_BINS, window_statistics
 
@@ -18,7 +19,7 @@ SMALL = {"windows": 5, "tokens": 40, "seed": 3, "bootstrap": 200, "batch": 2}
 @pytest.fixture
 def waiting(monkeypatch):
     """As on a GPU, on whatever is here; no more than three states side by side."""
-    monkeypatch.setattr(later, "can_wait", lambda z: True)
+    monkeypatch.setattr(later, "fused", lambda z, backend: True)
     monkeypatch.setattr(later, "SIDE_BY_SIDE", 3 * 2 * 40 * 64 * 4)
 
 
@@ -33,7 +34,7 @@ def same(found, wanted, **tolerance):
 @pytest.mark.parametrize("spectral", [False, True])
 def test_the_numbers_are_those_of_one_state_after_the_other(stories, prose, waiting, monkeypatch, spectral):
     found = measure(stories, text=prose, spectral=spectral, **SMALL)
-    monkeypatch.setattr(later, "can_wait", lambda z: False)
+    monkeypatch.setattr(later, "fused", lambda z, backend: False)
     wanted = measure(stories, text=prose, spectral=spectral, **SMALL)
     assert found.record.histogram.counts == wanted.record.histogram.counts
     same(found, wanted, rel=1e-6, abs=1e-9)
@@ -51,7 +52,7 @@ def test_batches_give_the_numbers_of_one_state_after_the_other(stories, waiting,
         if kind == "packed":
             batch["position_ids"] = torch.cat([torch.arange(5), torch.arange(7)]).expand(len(batch["input_ids"]), 12)
     found = measure(stories[0], inputs=batches, spectral=True, bootstrap=200)
-    monkeypatch.setattr(later, "can_wait", lambda z: False)
+    monkeypatch.setattr(later, "fused", lambda z, backend: False)
     wanted = measure(stories[0], inputs=batches, spectral=True, bootstrap=200)
     assert found.record.histogram.counts == wanted.record.histogram.counts
     assert found.record.windows == wanted.record.windows

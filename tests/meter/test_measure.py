@@ -14,8 +14,8 @@ import torch
 from scipy import stats
 from tiny_models import SMALL, build
 
-from decondense.meter import load, measure
-from decondense.meter.result import BINS
+from decondense.meter.result import BINS, load
+from decondense.meter.run import measure
 from decondense.records import Damaged
 
 

@@ -11,7 +11,9 @@ import torch
 from processes import launch
 from tiny_models import SMALL
 
-from decondense.meter import Interrupted, load, measure, run
+from decondense.meter import run
+from decondense.meter.result import load
+from decondense.meter.run import Interrupted, measure
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(stories, prose):

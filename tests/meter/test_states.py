@@ -7,7 +7,8 @@ from meter_oracle import scalars
 from tiny_models import LLAMA, build
 from transformers import LlamaConfig, LlamaModel, ViTConfig, ViTModel
 
-from decondense.meter import measure, states
+from decondense.meter import states
+from decondense.meter.run import measure
 from decondense.meter.states import StateReader
 
 

@@ -11,7 +11,7 @@ from regularize.models import gpt2, llama, tokens
 from torch import nn
 
 import decondense as dc
-from decondense.watch import METRICS
+from decondense.watch.reading import METRICS
 from watch.test_watched_metrics import loops
 
 

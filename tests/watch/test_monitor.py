@@ -18,7 +18,9 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, ViTConfig, ViTForImageClassification
 
 import decondense as dc
-from decondense.watch import METRICS, Collapse, reading
+from decondense.watch import reading
+from decondense.watch.monitor import Collapse
+from decondense.watch.reading import METRICS
 from watch.test_watched_metrics import loops
 
 

@@ -10,8 +10,7 @@ import torch
 from meter import meter_oracle as oracle
 
 from decondense.meter.statistics import trimmed
-from decondense.watch import METRICS
-from decondense.watch.reading import begun
+from decondense.watch.reading import METRICS, begun
 
 
 def loops(clouds: list[np.ndarray]) -> dict[str, float]:

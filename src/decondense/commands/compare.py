@@ -76,7 +76,7 @@ def run_comparison(
     """Compare `items`; `options` are those of `measure`, `how` those of `meter.compare`. Each measurement is saved in a
     folder of its own as soon as it is done: after an interruption, give these folders as items to measure none twice.
     """
-    from ..meter import compare as run
+    from ..meter.compare import compare as run
     from ..meter.compare import plan
     from ..meter.result import Condensation
 

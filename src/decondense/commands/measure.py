@@ -99,7 +99,7 @@ def measure(
 
 def _result_in(folder: Path) -> Condensation | None:
     """The measurement in a folder; None if there is none, or a damaged one."""
-    from ..meter import Condensation, load
+    from ..meter.result import Condensation, load
 
     try:
         there = load(folder)
@@ -124,8 +124,8 @@ def _measure_into(
     folder: Path, config: dict[str, Any], options: dict[str, Any], *, files: str, resume: bool,
     callbacks: dict[str, Any],
 ) -> Condensation:  # fmt: skip
-    from ..meter import Interrupted
-    from ..meter import measure as run
+    from ..meter.run import Interrupted
+    from ..meter.run import measure as run
 
     if not resume:
         for old in folder.glob("partial-*.npz"):

@@ -32,6 +32,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from ..insides.lm_eval import check_model_class
 from ..meter.batches import checked
 from ..meter.positions import positions_of
+from ..windows import special_tokens
 from ..words import nobody
 from .items import TEXT, Item
 from .unfinished import Journal
@@ -72,7 +73,7 @@ class Scorer(HFLM):
         self.progress: Callable[[int, int], None] = nobody
         self.journal = Journal(None)
         self.cut: dict[tuple[str, int], int] = {}
-        self._appended = _appended_count(self.tokenizer)
+        self._appended = len(special_tokens(self.tokenizer)[1])
         self._options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
         self._head: Any = None
         if self.backend == "causal":
@@ -289,13 +290,6 @@ def _numbers(answers: list[Answer]) -> list[Answer]:
             "another checkpoint, or dtype float32 where it is less."
         )
     return answers
-
-
-def _appended_count(tokenizer: Any) -> int:
-    """How many tokens of its own the tokenizer appends to a text."""
-    whole, bare = tokenizer("a")["input_ids"], tokenizer("a", add_special_tokens=False)["input_ids"]
-    ends = range(len(whole), len(bare) - 1, -1)
-    return next((len(whole) - end for end in ends if whole[end - len(bare) : end] == bare), 0)
 
 
 def score_text(text: Any, scorer: Scorer, *, tokens: int) -> tuple[list[Item], dict[str, Any]]:

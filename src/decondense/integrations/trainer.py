@@ -22,10 +22,11 @@ from ..named_layers import naming
 from ..words import warn
 
 
-class TrainerEngine:
+class TrainerEngine(TrainerCallback):
     """The engine of a trainer: the term goes into its loss, and into its logs as task_loss, penalty, mean_cosine.
 
-    The step of the schedule is the trainer's `global_step`, so resuming keeps it.
+    The step of the schedule is the trainer's `global_step`, so resuming keeps it. Also a callback of the trainer, for
+    when train() begins and when a step is about to be made.
 
     sums         sums over the training calls since the last log line, for the next one
     logged_step  the step of the last log line, or at which train() began or the loss was attached
@@ -80,18 +81,17 @@ class TrainerEngine:
         self._compute_loss, self._log = self.trainer.compute_loss, self.trainer.log
         for name, wrapped in (("compute_loss", self._with_penalty), ("log", self._with_terms)):
             attachment.undo.enter_context(replaced(self.trainer, name, wrapped))
-        moments = _Moments(self)
-        self.trainer.add_callback(moments)
-        attachment.undo.callback(self.trainer.remove_callback, moments)
+        self.trainer.add_callback(self)
+        attachment.undo.callback(self.trainer.remove_callback, self)
 
-    def begin(self) -> None:
-        """At the beginning of train(): sums of an earlier one, which may have been interrupted, are in no log line."""
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Sums of an earlier train(), which may have been interrupted, are in no log line."""
         self.sums.clear()
         self._weights.clear()
         self.logged_step, self._wants_cosine, self._added = self.step, True, False
 
-    def refuse_without(self) -> None:
-        """Before an optimiser step: raise if no loss of this train() has had the term."""
+    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Raise if no loss of this train() has had the term."""
         if not self._added:
             name = type(self.trainer).__name__
             raise RuntimeError(
@@ -199,19 +199,6 @@ class TrainerEngine:
         if accelerator.num_processes > 1:
             value = accelerator.gather(value.reshape(1)).mean()
         return float(value)
-
-
-class _Moments(TrainerCallback):
-    """Tells an engine when its trainer's train() begins, and when a step is about to be made."""
-
-    def __init__(self, engine: TrainerEngine) -> None:
-        self.engine = engine
-
-    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        self.engine.begin()
-
-    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        self.engine.refuse_without()
 
 
 def _line_weight(name: str, weights: set[float], sums: dict[str, float]) -> float:

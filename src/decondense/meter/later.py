@@ -25,11 +25,6 @@ SIDE_BY_SIDE, SHARE = 256 * 2**20, 1 / 40
 ROWS = 2**16 - 1  # limit of a GPU's grid, in which the kernel of the cosines has one row per window
 
 
-def can_wait(z: Tensor) -> bool:
-    """Whether the statistics of this state can be computed without the host waiting for a value."""
-    return fused(z, "auto")
-
-
 class Sent(NamedTuple):
     """Results of several states on their way to the host: scalars of all their windows and counts of each state; the
     ``peaks`` of the states; their spectra (states, windows, 8), if wanted; the event after which all have arrived."""
@@ -55,7 +50,7 @@ class Later:
         """Add a state z (windows, tokens, width). ``results`` names it by ``key``, errors by ``where``. On a GPU it is
         copied, since the model may overwrite it later; elsewhere, and with a ``matrix`` as in ``window_statistics``,
         its statistics are computed at once."""
-        if matrix is not None or not can_wait(z):
+        if matrix is not None or not fused(z, "auto"):  # torch alone makes the host wait
             scalars, counts = state_statistics(z, where, spectral=self.spectral, matrix=matrix)
             self.computed.append(([key], WindowStatistics(scalars[None], counts[None])))
             return

@@ -291,13 +291,11 @@ def _batch(
     """Run a batch through the model → (whether a GPU is still working on it, a function that returns its tally)."""
     tally = _empty(reader, settings)
     rows = np.full((reader.states, len(windows), len(tally.columns)), np.nan)
-    last, before = reader.layers, reader.layers + 1
+    last = reader.layers
     later = Later(spectral=settings["spectral"])
 
     def visit(number: int, z: torch.Tensor) -> None:
         stage(f"state {min(number, last)} of {last} of the next {several(len(windows), 'window')}")
-        if number == last and reader.final_norm is False:
-            return  # without a final norm states L and L + 1 are the same tensor
         where = f"hidden state {min(number, last)} of windows {windows[0]}–{windows[-1]}"
         later.add(number, z, where, matrix=None if tally.matrices is None else torch.from_numpy(tally.matrices[number]))
 
@@ -305,10 +303,6 @@ def _batch(
         for numbers, of_states in later.results():
             tally.counts[numbers] += of_states.counts.numpy()
             rows[numbers] = of_states.scalars.numpy()
-        if reader.final_norm is False:
-            for table in (rows, tally.counts, tally.matrices):
-                if table is not None:
-                    table[last] = table[before]
         tally.rows.update(zip(windows, rows.swapaxes(0, 1)))
         return tally
 

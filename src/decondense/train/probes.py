@@ -25,16 +25,14 @@ BATCHES = 32
 
 
 class Probes(TrainerCallback):
-    """Logs `gradient_noise` and `frequency_share` at step 0 and at `steps`; `begin` as in `Order`."""
+    """Logs `gradient_noise` and `frequency_share` beside every held-out loss; `begin` as in `Order`."""
 
-    def __init__(
-        self, trainer: Any, steps: set[int], held_out: Blocks, counts: np.ndarray, begin: int | None, progress: Tell
-    ) -> None:
+    def __init__(self, trainer: Any, held_out: Blocks, counts: np.ndarray, begin: int | None, progress: Tell) -> None:
         if trainer.is_fsdp_enabled:
             raise ValueError(
                 "snapshots.probes needs the whole weights in a process, and FSDP splits them: leave it out."
             )
-        self.trainer, self.steps, self.counts, self.progress = trainer, {0, *steps}, counts, progress
+        self.trainer, self.counts, self.progress = trainer, counts, progress
         size = min(max(1, TOKENS // held_out.context), len(held_out) // 2)
         if not size:
             raise ValueError(
@@ -45,10 +43,8 @@ class Probes(TrainerCallback):
         self.batches = torch.stack([blocks[i]["input_ids"] for i in range(len(blocks))]).split(size)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Log after the held-out loss, which is evaluated at these steps and the last. A line logged before that of the
-        training would clear Trainer's `should_log`, and so take its place."""
-        if state.global_step not in self.steps:
-            return
+        """Log after the held-out loss, which is evaluated at the steps of the snapshots. A line logged before that of
+        the training would clear Trainer's `should_log`, and so take its place."""
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         batches = [batch.to(self.trainer.args.device) for batch in self.batches]
         with unnoticed(model):

@@ -205,7 +205,7 @@ def _trainer(prepared: Prepared, show: Show | None, say: Callable[[str], None], 
     trainer.add_callback(milestones)
     if recipe.snapshots.count and recipe.snapshots.probes:
         counts = token_counts(blocks.tokens, prepared.model.get_output_embeddings().weight.shape[0])
-        trainer.add_callback(Probes(trainer, milestones.look_at, held_out, counts, prepared.begin, progress))
+        trainer.add_callback(Probes(trainer, held_out, counts, prepared.begin, progress))
     if show is not None and first_process():
         trainer.add_callback(Shown(show, clock, recipe.step_tokens, milestones, progress))
     if prepared.centre is not None:

@@ -70,7 +70,7 @@ class Milestones(TrainerCallback):
 def snapshot(model: Any, tokenizer: Any, text: str, *, label: str, **size: Any) -> Any:
     """Measure a model during its training and leave that unchanged: random numbers, precision and compiled blocks are
     restored. `size`: windows, tokens, bootstrap and spectral of `measure`, and `progress`."""
-    from ..meter import measure
+    from ..meter.run import measure
 
     batch = 4
     if any(hasattr(p, "device_mesh") for p in model.parameters()):  # FSDP: only calls of the whole model gather it
