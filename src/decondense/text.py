@@ -208,6 +208,9 @@ def _path(spec: str) -> Path:
         )
     strings = "in Python, strings are read from a list, [text]."
     if os.sep in spec or path.suffix:
+        if not path.suffix and not path.parent.exists() and spec.count("/") == 1:  # OWNER/NAME, a dataset of the hub?
+            of_hub = ", ".join(name for name, entry in TEXTS.items() if entry.hub is not None)
+            strings = f"{strings[:-1]}, and of the datasets hub only {of_hub} are: save another as a .jsonl file."
         remedy = nearest(path.name, neighbours(path), strings)
         raise FileNotFoundError(f"no text at {quoted(spec, 200)}: the file does not exist; {remedy}")
     remedy = nearest(spec.partition(":")[0], TEXTS, strings)
@@ -262,7 +265,10 @@ def _place(name: str, split: str, data: AnyPath | None) -> tuple[Path | None, st
         return file, f"package {entry.package[0]} {importlib.metadata.version(entry.package[0])}"
     if entry.hub is None:
         place = " or a package" if entry.pip else ""
-        raise FileNotFoundError(f"text {name!r} is read from a local folder{place} only: {_remedy(name, split)}")
+        raise FileNotFoundError(
+            f"text {name!r} is read from a local folder{place} only: {_remedy(name, split)[:-1]}, or name a file of "
+            "yours instead: --text FILE, with train also --held-out FILE."
+        )
     if not hub.hub_reachable():
         raise OSError(_not_on_hub(name, split).format("it cannot be reached from here"))
     return None, f"datasets hub {entry.hub[0]}"

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from by_hand import cli, refused
 
+from decondense import studies
+from decondense.commands.train import _notes
+from decondense.studies.arms import recipe_of
 from decondense.train import load_recipe, recipe_from, train
 from decondense.train.trainer import Trainer
 from decondense.train.watch import in_words
 from train.runs import interrupt, result, saved, tiny, weights
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 run, refusal = partial(cli, "train"), partial(refused, "train")
 
 
@@ -116,6 +121,45 @@ def test_what_would_do_little_in_so_few_steps_is_said(recipe):
     assert said("baselines.active_forgetting.every=2") == [forgets]
     assert said("baselines.active_forgetting.every=1") == []
     assert rises in run(recipe, "--set", ramp(8), "--out", "rising")[2].splitlines()
+
+
+def test_fresh_weights_at_the_rate_for_trained_ones_are_noted(recipe, tmp_path):
+    def said(*settings: str) -> list[str]:
+        _, _, err = run(recipe, "--dry-run", *(part for setting in settings for part in ("--set", setting)))
+        return [line for line in err.splitlines() if line.startswith("note: ")]
+
+    whole = yaml.safe_load(recipe.read_text())
+    rate = whole["train"].pop("learning_rate")
+    recipe.write_text(yaml.safe_dump(whole))
+    note = (
+        "note: the weights are fresh, and train.learning_rate, 5e-05, is the default for trained ones: type --set "
+        "train.learning_rate=0.003 --set train.warmup=0.4 (the rate is for a width of 384); from nothing, warm-up and "
+        "rate made more of a difference than any loss (docs/pretraining.md)."
+    )
+    assert said() == [note]
+    alone = [note.replace(" --set train.warmup=0.4", "")]
+    assert said("train.warmup=0.1") == said("train.schedule=constant") == alone
+    assert said(f"train.learning_rate={rate}") == said("train.learning_rate=0.003", "train.warmup=0.4") == []
+    assert said("train.learning_rate=5e-5") == [], "it was chosen"
+    assert run(recipe, "--out", "fresh")[2].splitlines()[0] == note
+    assert load_recipe(recipe.parent / "fresh" / "recipe.yaml").train.learning_rate == 5e-5
+    trained = f"model={{name: {saved(tmp_path / 'model')}}}"
+    assert said(trained) == []
+    assert said(trained, "model.init=true") == [note]
+
+
+def test_no_recipe_that_comes_with_the_package_is_noted():
+    """Nor that of any arm of a study: the low rate of `width`, which is the paper's, is chosen."""
+    arms = [
+        recipe_of(settings, arm, 1)
+        for study in studies.STUDIES.values()
+        for settings in study.scales.values()
+        for arm in settings.get("arms", ())
+    ]
+    recipes = [load_recipe(file) for file in (ROOT / "recipes").glob("*.yaml")]
+    assert [one.name for one in (*arms, *recipes) if any("fresh" in note for note in _notes(one))] == []
+    assert sum(one.model.fresh for one in arms) > 100
+    assert sum(one.model.fresh for one in recipes) > 5
 
 
 def test_a_run_without_a_recipe_is_named_by_what_is_done(recipe, tmp_path):

@@ -244,6 +244,15 @@ def _loss(recipe: Any) -> str:
 
 def _notes(recipe: Any) -> Iterator[str]:
     """Notes about settings of a recipe that may not have been meant."""
+    train = recipe.train
+    if recipe.model.fresh and "learning_rate" not in train.model_fields_set:
+        rises = train.schedule != "constant" and "warmup" not in train.model_fields_set
+        better = "train.learning_rate=0.003" + (" --set train.warmup=0.4" if rises else "")
+        yield (
+            f"the weights are fresh, and train.learning_rate, {train.learning_rate:g}, is the default for trained "
+            f"ones: type --set {better} (the rate is for a width of 384); from nothing, warm-up and rate made more of "
+            "a difference than any loss (docs/pretraining.md)."
+        )
     run = f"the {several(recipe.steps, 'step')} of this run"
     for loss in recipe.losses:
         if loss.weight < 0:

@@ -161,6 +161,8 @@ def _training_split(name: str, folder: str | None) -> str:
     if entry is None or name == "pydoc" or entry.split == "train":
         return name
     if not _on_disk(f"{name}:train", folder) and not (entry.hub is not None and hub_reachable()):
+        if not _on_disk(name, folder):  # no other split either: say how to get it
+            text.check_text(f"{name}:train", data=folder)
         raise ValueError(
             f"text {name!r} has no train split here: set DECONDENSE_DATA to a folder that has it, or name a split to "
             f"train on, like {name}:{entry.split}."
