@@ -84,7 +84,7 @@ def measure(
         there = _result_in(target) if resume and not force else None
         finished = there is not None and there.complete and _same(target, there, config, files)
         if there is None or not finished:
-            begun = there is not None and not there.complete and any(target.glob("partial-*.npz"))
+            begun = there is not None and not there.complete and any(_parts(target))
             with fresh_folder(target, "measurement", force=force or begun) as folder:
                 there = _measure_into(folder, config, options, files=files, resume=resume, callbacks=callbacks)
     if not first_process():
@@ -128,7 +128,7 @@ def _measure_into(
     from ..meter import measure as run
 
     if not resume:
-        for old in folder.glob("partial-*.npz"):
+        for old in _parts(folder):
             old.unlink()
     begun = time.monotonic()
     try:
@@ -144,9 +144,14 @@ def _measure_into(
         raise
     if first_process():
         write_files(folder, config, result, time.monotonic() - begun, files)
-        for part in folder.glob("partial-*.npz"):
+        for part in _parts(folder):
             part.unlink()
     return result
+
+
+def _parts(folder: Path) -> list[Path]:
+    """What an unfinished measurement has left in the folder, a file for each of its processes."""
+    return [path for path in folder.glob("partial-*.npz") if path.stem.removeprefix("partial-").isdecimal()]
 
 
 def _of_images(model: str, options: dict[str, Any]) -> dict[str, Any]:
