@@ -64,6 +64,9 @@ def measure(
             "--images takes the place of a text: leave --text, --tokens, --data, --column, --released, --resume and "
             "--revisions out."
         )
+    if several_texts := o.texts_of(text):
+        instead = f"decondense compare {model} --texts {','.join(several_texts)}"
+        raise ValueError(f"measure takes one text, got {text!r}: for several, {instead}.")
     if revisions:
         if resume or revision:
             raise ValueError("--revisions cannot be combined with --revision or --resume: name one of them.")
