@@ -255,9 +255,12 @@ def _notes(recipe: Any) -> Iterator[str]:
         key = f"baselines.active_forgetting.every, {forgetting.every:,}"
         yield f"{key}, is not less than {run}: nothing is forgotten."
     if recipe.data.tokens < recipe.step_tokens:
+        context = recipe.data.context
+        enough = -(-recipe.data.tokens // context) * context
+        remedy = f"--set train.batch_tokens={enough}" if enough < recipe.step_tokens else "a shorter --context"
         yield (
             f"the budget of {recipe.data.tokens:,} tokens is less than one step, which has {recipe.step_tokens:,}: so "
-            "many are trained on; for fewer, lower train.batch_tokens."
+            f"many are trained on; for fewer, {remedy}."
         )
 
 
