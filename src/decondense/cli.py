@@ -49,6 +49,10 @@ class Grouped(typer.core.TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except typer.BadParameter as error:
+            if sentence := _unfit(error):
+                raise ValueError(sentence) from None
+            raise
         except KeyboardInterrupt as stop:  # typer would exit without a word
             if first_process():  # the command has added notes: what is done and how to go on
                 print(*getattr(stop, "__notes__", ["interrupted."]), sep="\n", file=sys.stderr)
@@ -67,6 +71,21 @@ class Grouped(typer.core.TyperGroup):
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
+
+
+def _unfit(error: Any) -> str | None:
+    """What is wrong with the value of an option, in one sentence; None where typer has not asked pydantic, whose words
+    have no remedy, or for an argument."""
+    from .train.recipe import CONTRACTS
+
+    found = error.__cause__.errors()[0] if hasattr(error.__cause__, "errors") else {}
+    names = [name for name in getattr(error.param, "opts", ()) if name.startswith("-")]
+    if not names or found.get("type") not in CONTRACTS:
+        return None
+    default = error.param.default
+    without = f" for {default}" if isinstance(default, (str, int, float)) else ""
+    must = CONTRACTS[found["type"]].format(**found.get("ctx", {}))
+    return f"{names[0]} must be {must}, got {found['input']!r}: correct it, or leave it out{without}."
 
 
 app = typer.Typer(

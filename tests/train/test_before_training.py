@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from types import SimpleNamespace
@@ -321,6 +322,26 @@ def test_a_named_text_is_trained_on_in_its_train_split(tmp_path, cache, monkeypa
     record = train(tiny(*settings, f"data.folder={tmp_path}"), tmp_path / "run", cache=cache).record
     assert [t["name"] for t in record["text"]] == ["wikitext-2:train"]
     assert record["text"][0]["documents"] == 1
+
+
+def test_the_remedy_for_a_text_that_is_not_here_works(tmp_path, cache, monkeypatch):
+    """It named another split, which was as absent."""
+    monkeypatch.delenv("DECONDENSE_DATA", raising=False)
+    monkeypatch.setattr("decondense.train.mixture.hub_reachable", lambda: False)
+    monkeypatch.setattr("decondense.text._packaged_file", lambda entry, split: None)
+    settings = ["data.text=novels", "data.tokens=512"]
+    with pytest.raises(ValueError, match="novels") as refused:
+        train(tiny(*settings), tmp_path / "run", cache=cache)
+    assert str(refused.value) == (
+        "text 'novels' has no train split here: set DECONDENSE_DATA to a folder that holds novels/train.jsonl (.gz or "
+        ".xz), or give a file of your own."
+    )
+    (tmp_path / "novels").mkdir()
+    (tmp_path / "novels" / "train.jsonl").write_text(json.dumps({"text": "some words and more of them \n" * 400}))
+    monkeypatch.setenv("DECONDENSE_DATA", str(tmp_path))
+    assert train(tiny(*settings), tmp_path / "run", cache=cache).record["finished"]
+    with pytest.raises(ValueError, match=r"train split here: set DECONDENSE_DATA .* text/tweets|tweets/train.jsonl"):
+        train(tiny("data.text=tweets", "data.tokens=512"), tmp_path / "other", cache=cache)
 
 
 @pytest.mark.parametrize(

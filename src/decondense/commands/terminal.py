@@ -39,14 +39,16 @@ def default_folder(kind: str, model: str) -> Path:
 @contextlib.contextmanager
 def fresh_folder(path: Path, kind: str, *, force: bool = False) -> Iterator[Path]:
     """`output_folder` for a new result, with this process as its sole writer. A result that is there is never replaced
-    without `force`, and a result of another `kind` never at all."""
-    from ..records import Damaged, check_folder
+    without `force`, nor is a file of somebody else's, and a result of another `kind` never at all."""
+    from ..records import Damaged, check_folder, check_foreign
 
     with contextlib.suppress(Damaged):  # its kind is unknown; `force` replaces it
         check_folder(path, kind)
     if (path / "result.json").exists() and not force:
         interrupted = mapping_in(path / "result.json").get("complete") is False and any(path.glob("partial-*.npz"))
         raise kept_there(path, f"a result{' that is not finished, which --resume completes' if interrupted else ''}")
+    if not force:
+        check_foreign(path, kind, "with --force")
     with output_folder(path), sole_writer(path) if first_process() else contextlib.nullcontext():
         yield path
 

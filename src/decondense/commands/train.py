@@ -75,7 +75,7 @@ def train(
     of the repository.
     """
     options = o.given(locals()) | {"model": model, "layers": _layers(layers)}
-    options |= {"text": _several(text), "held_out": _several(held_out)}
+    options |= {"text": o.texts_of(text) or text, "held_out": o.texts_of(held_out) or held_out}
     flags = {key: options[name] for name, key in FLAGS.items()}
     if push_to_hub is not None:
         check_repo(push_to_hub)
@@ -116,10 +116,6 @@ def train(
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()  # torch complains about processes that exit without it
-
-
-def _several(names: str | None) -> str | list[str] | None:
-    return (o.names_of(names) or names) if names is not None and "," in names else names
 
 
 def _layers(layers: str | None) -> str | list[int] | None:
@@ -268,9 +264,12 @@ def _notes(recipe: Any) -> Iterator[str]:
         key = f"baselines.active_forgetting.every, {forgetting.every:,}"
         yield f"{key}, is not less than {run}: nothing is forgotten."
     if recipe.data.tokens < recipe.step_tokens:
+        context = recipe.data.context
+        enough = -(-recipe.data.tokens // context) * context
+        remedy = f"--set train.batch_tokens={enough}" if enough < recipe.step_tokens else "a shorter --context"
         yield (
             f"the budget of {recipe.data.tokens:,} tokens is less than one step, which has {recipe.step_tokens:,}: so "
-            "many are trained on; for fewer, lower train.batch_tokens."
+            f"many are trained on; for fewer, {remedy}."
         )
 
 

@@ -267,7 +267,10 @@ def plan(items: Item | Sequence[Item], texts: Any, revisions: Any, paired: bool,
     if paired and len(jobs) % 2:
         raise ValueError(f"paired needs an even number of results, got {len(jobs)}: give them as a b, c d, …")
     if len(jobs) < 2:
-        raise ValueError("compare needs at least two results: give more models, texts or revisions.")
+        raise ValueError(
+            f"compare needs at least two results, got {len(jobs)}: give more models or saved results, or several texts "
+            "with --texts a,b or revisions with --revisions a,b."
+        )
     to_measure = [job for job in jobs if not isinstance(job, Condensation)]
     chosen, default = options | {"texts": texts, "revisions": revisions}, {one.name: one.default for one in params}
     unused = [name for name, value in chosen.items() if value != default[name] and not callable(value)]
@@ -295,7 +298,8 @@ def _saved(item: Any) -> Condensation | None:
     if not isinstance(item, (str, os.PathLike)):
         return None
     path = Path(item)
-    if not (path.is_file() and path.suffix == ".json") and not (path / "result.json").is_file():
+    is_file = path.suffix == ".json" and not path.is_dir()  # a model has no such name: it is read, or missed
+    if not is_file and not (path / "result.json").is_file():
         return None
     record = records.read(path)
     if isinstance(record, records.Measurement):

@@ -16,7 +16,7 @@ that are not finite are null.
 
 from __future__ import annotations
 
-from .base import Damaged, Number, Record, check_folder, find, known, parse, read
+from .base import Damaged, Number, Record, check_folder, check_foreign, find, known, parse, read
 from .evaluation import AVERAGE, WEIGHTED, Differences, Evaluation, Outcomes, Significance, TaskOutcomes, differences
 from .measurement import STATISTICS, Comparison, Interval, Measured, Measurement, Shift, Snapshot, State, in_short
 from .study import Study, Table
@@ -25,6 +25,6 @@ from .training import HeldOut, Step, Training
 __all__ = [
     "AVERAGE", "STATISTICS", "WEIGHTED", "Comparison", "Damaged", "Differences", "Evaluation", "HeldOut", "Interval",
     "Measured", "Measurement", "Number", "Outcomes", "Record", "Shift", "Significance", "Snapshot", "State", "Step",
-    "Study", "Table", "TaskOutcomes", "Training", "check_folder", "differences", "find", "in_short", "known", "parse",
-    "read",
+    "Study", "Table", "TaskOutcomes", "Training", "check_folder", "check_foreign", "differences", "find",
+    "in_short", "known", "parse", "read",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..files import AnyPath, file_in, finite, pretty_json, read_json, write_text
 from ..needs import need
-from ..words import perhaps_beside, quoted
+from ..words import list_of, perhaps_beside, quoted
 
 Number = float | None
 Density = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -20,6 +20,23 @@ Count = Annotated[int, Field(ge=0, lt=2**53)]  # exact in a browser too
 Words = Annotated[str, Field(pattern=r"\S")]  # not empty
 Section = dict[str, Any]
 REMEDY = "delete it and make the result again, or leave it out"
+ORIGIN = ("config.yaml", "run.json")
+BESIDE: dict[str, tuple[str, ...]] = {
+    "measurement": (
+        *ORIGIN, "states.csv", "heatmap.png", "heatmap.csv", "heatmap_released.png", "heatmap_released.csv",
+    ),
+    "comparison": (
+        *ORIGIN, "heatmaps.png", "heatmaps.csv", "trend.png", "trend.csv", "curves.png", "curves.csv",
+    ),
+    "evaluation": (*ORIGIN, "items.parquet", "partial"),
+    "significance": ("table.md", "table.csv", "table.tex", "forest.png"),
+    "training": ("progress.json", "history.csv", "training.png", "model", "snapshots", "checkpoints"),
+    "study": (
+        "config.yaml", "table.csv", "figure.png", "course.png", "curves.png", "budgets.png", "rates.png",
+        "own-rates.png", "why-*.png",
+    ),
+}  # fmt: skip
+"""Kind → what its command writes beside result.json: names, or patterns of names."""
 
 
 def known(value: Number) -> float:
@@ -140,6 +157,27 @@ def check_folder(folder: Path, kind: str) -> None:
         raise ValueError(
             f"{str(folder)!r} holds a{'n' * (found_kind[0] in 'aeiou')} {found_kind}: choose another folder with --out."
         )
+
+
+def check_foreign(folder: Path, kind: str, remedy: str = "") -> None:
+    """Refuse a folder without a result that has something by a name in `BESIDE`: it is somebody's, and a result of this
+    `kind` would replace it. `remedy`: what helps apart from another folder."""
+    unfinished = kind == "comparison" and any(folder.glob("results/*/result.json"))
+    if unfinished or (folder / "result.json").exists():
+        return
+    paths = (path for pattern in BESIDE[kind] for path in folder.glob(pattern))
+    if names := sorted(path.name for path in paths if not _may_be_replaced(path)):
+        belong, them = ("belongs", "it") if len(names) == 1 else ("belong", "them")
+        raise ValueError(
+            f"{str(folder)!r} holds {list_of(names)}, which {belong} to no result and would be replaced: choose "
+            f"another folder with --out{remedy and f', or replace {them} {remedy}'}."
+        )
+
+
+def _may_be_replaced(path: Path) -> bool:
+    """Whether a path is an empty folder, or what an unfinished evaluation has left."""
+    ours = path.name == "partial" and (path / "settings.json").is_file()
+    return path.is_dir() and (ours or not any(path.iterdir()))
 
 
 def find(places: Sequence[AnyPath]) -> Iterator[tuple[Path, str]]:

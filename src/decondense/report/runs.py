@@ -278,8 +278,8 @@ def _differences(arms: dict[str, list[Run]]) -> list[str]:
 
 
 def _first_line(clauses: Sequence[str]) -> list[str]:
-    """Join the first few clauses into one."""
-    more = [f"And {len(clauses) - COMPARED} more"] if len(clauses) > COMPARED else []
+    """Join the first few clauses, each about an arm, into one."""
+    more = [f"And {several(len(clauses) - COMPARED, 'more arm')}"] if len(clauses) > COMPARED else []
     return [". ".join([*clauses[:COMPARED], *more]), *clauses[COMPARED:]]
 
 

@@ -85,7 +85,7 @@ def significance(
     check_flags(paired=paired, common=common)
     if higher_is_better is not None:
         check_flags(higher_is_better=higher_is_better)
-    _check_options(alpha, power, bootstrap, permutations, seed)
+    check_options(alpha, power, bootstrap, permutations, seed)
     if matters is not None and not matters > 0:
         raise ValueError(f"matters must be a difference above 0, in points, got {matters}: take 0.3, for instance.")
     bootstrap, permutations, seed = map(int, (bootstrap, permutations, seed))  # no JSON of numpy's numbers
@@ -236,7 +236,7 @@ def analyse(
     return {"tasks": tasks, "macro": macro}
 
 
-def _check_options(alpha: float, power: float, bootstrap: int, permutations: int, seed: int) -> None:
+def check_options(alpha: float, power: float, bootstrap: int, permutations: int, seed: int) -> None:
     if not 0 < alpha < 1 or not 0 < power < 1:
         raise ValueError(f"alpha and power must lie between 0 and 1, got {alpha} and {power}: take 0.05 and 0.8.")
     if power <= alpha:

@@ -255,9 +255,10 @@ def collect(study: Study, scale: str, folder: Path, sources: Sequence[Path], *, 
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that holds something other than a study."""
+    """Refuse a folder that holds something other than a study, or files that are not of one."""
     if _config(folder) is None:
         records.check_folder(folder, "study")
+        records.check_foreign(folder, "study")
 
 
 def _config(folder: Path) -> Settings | None:

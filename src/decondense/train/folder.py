@@ -24,7 +24,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from ..files import AnyPath, first_process, flat, look_writable, output_folder, sole_writer, writable, write_text
-from ..records import check_folder, read
+from ..records import check_folder, check_foreign, read
 from .recipe import Recipe, read_yaml, recipe_from
 
 # A resumed run may change these: they decide how fast and where it runs and what it reports, not what it computes.
@@ -68,8 +68,11 @@ def finished(folder: Path) -> dict[str, Any] | None:
 
 
 def check_recipe(folder: Path, recipe: Recipe, *, resume: bool) -> bool:
-    """Whether the folder holds a run to go on with. Another recipe, or a run where none is expected, is an error."""
+    """Whether the folder holds a run to go on with. Another recipe, a run where none is expected, or, where there is
+    none, what is not of a run, is an error."""
     file = folder / "recipe.yaml"
+    if first_process() and not file.is_file():  # the others may see what the first has just written
+        check_foreign(folder, "training")
     if not resume:
         # Only the first process checks: the others may see what it has just written.
         if first_process() and (file.is_file() or (folder / "result.json").is_file()):

@@ -161,11 +161,11 @@ def _training_split(name: str, folder: str | None) -> str:
     if entry is None or name == "pydoc" or entry.split == "train":
         return name
     if not _on_disk(f"{name}:train", folder) and not (entry.hub is not None and hub_reachable()):
-        if not _on_disk(name, folder):  # no other split either: say how to get it
-            text.check_text(f"{name}:train", data=folder)
+        other = f"{name}:{entry.split}"
+        or_that = f", or name a split to train on, like {other}" if _on_disk(other, folder) else ""
         raise ValueError(
-            f"text {name!r} has no train split here: set DECONDENSE_DATA to a folder that has it, or name a split to "
-            f"train on, like {name}:{entry.split}."
+            f"text {name!r} has no train split here: {text.how_to_have(name, 'train')}, or give a file of your own"
+            f"{or_that}."
         )
     return f"{name}:train"
 
