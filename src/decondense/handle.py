@@ -228,6 +228,8 @@ class Attachment:
         penalty = self._penalty(labels, items, scale)
         self.refuse_frozen()
         self.last["weight"] = self.weight
+        if not self.calls:
+            self.term.tell_joined(captures[0])
         if self.term.check_every and self.calls % self.term.check_every == 0:
             self.agreement = self.term.agreement(captures[0], self.reader.first)
         if self.agreement is not None:

@@ -24,8 +24,9 @@ from .checks import check_choice, is_whole
 from .losses.context_parallel import sum_across, tokens_across
 from .losses.presets import Loss
 from .losses.registry import registered
-from .packing import documents
+from .packing import documents, restarts
 from .split import refuse_split
+from .words import warn
 
 Schedule = str | Callable[[int], float]
 Masks = Tensor | list[Tensor | None] | None
@@ -228,6 +229,20 @@ class Term:
         auto = self.segments == "auto" and capture.attention_mask is None
         may_cut = self.group is None and (self.segments == "position_ids" or auto)
         return may_cut and capture.masks is None and positions is not None and positions.ndim == 2
+
+    def tell_joined(self, capture: Capture) -> None:
+        """Warn of rows that look packed, whose documents a mask that came too joins to one sequence. Waits for a GPU:
+        for the first call alone."""
+        positions = capture.position_ids
+        if self.segments != "auto" or self.group is not None or capture.masks is not None:
+            return
+        if not isinstance(positions, Tensor) or positions.ndim != 2 or (mask := self.mask(capture)) is None:
+            return
+        if positions.shape[1] == mask.shape[1] and len(positions) in (1, len(mask)) and restarts(positions, mask):
+            warn(
+                "position_ids restart in a row, and a mask came too: rows are taken as one document; name "
+                "segments='position_ids' to cut them, or segments=None to leave them whole."
+            )
 
     def _parts(self, capture: Capture) -> int:
         """The number of processes that share a sequence. If several, packed rows are refused: documents would cross."""
