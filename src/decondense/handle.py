@@ -64,10 +64,10 @@ class Handle:
 
     @property
     def last(self) -> dict[str, Any]:
-        """Means over the latest training call: task_loss, penalty (before the weight), per_layer, share; mean_cosine
-        where the estimator gives it for free; agreement from the first check on, with check_every. All are tensors, so
-        only reading them waits for a GPU; weight is a number, or a tensor where a compiled model computes it. Under
-        accumulation the loss of a call is share · (task_loss + weight · penalty)."""
+        """Means over the latest training call: task_loss, penalty (before the weight), share, and by layer per_layer
+        and mean_cosine; agreement from the first check on, with check_every. All are tensors, so only reading them
+        waits for a GPU; weight is a number, or a tensor where a compiled model computes it. Under accumulation the loss
+        of a call is share · (task_loss + weight · penalty)."""
         return self._attachment.last
 
     @property
@@ -228,6 +228,8 @@ class Attachment:
         penalty = self._penalty(labels, items, scale)
         self.refuse_frozen()
         self.last["weight"] = self.weight
+        if not self.calls:
+            self.term.tell_joined(captures[0])
         if self.term.check_every and self.calls % self.term.check_every == 0:
             self.agreement = self.term.agreement(captures[0], self.reader.first)
         if self.agreement is not None:

@@ -16,6 +16,7 @@ from .words import warn
 
 TARGETS = ("labels", "return_loss")  # dropped, since a measurement needs no loss
 PADDING = ("src_key_padding_mask", "key_padding_mask")  # names in torch's own modules; true where there is padding
+MARKS = {"pad", "padding", "valid"}  # words in names of what may be a mask of tokens, beside "mask" itself
 
 
 @dataclass
@@ -103,11 +104,12 @@ def unread_mask(given: dict[str, Any], shape: torch.Size) -> str | None:
     """The name of an argument that may be a mask of tokens, if `token_mask` finds none of those that it reads."""
     if any(given.get(f"{side}attention_mask") is not None for side in ("", "decoder_")) or _padding(given) is not None:
         return None
-    masks = {name: value for name, value in given.items() if "mask" in name and isinstance(value, Tensor)}
-    for name, value in masks.items():
+    for name, value in given.items():
+        if not isinstance(value, Tensor) or ("mask" not in name and MARKS.isdisjoint(name.split("_"))):
+            continue
         # A float mask, which attention adds, or a square one is probably for pairs of tokens, unless named for padding.
         pairs = value.is_floating_point() or shape[0] == shape[1]
-        if value.shape == shape and ("pad" in name or not pairs):
+        if value.shape == shape and ("mask" not in name or "pad" in name or not pairs):
             return name
     return None
 

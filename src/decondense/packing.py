@@ -64,6 +64,13 @@ def documents(position_ids: Tensor, mask: Tensor | None, rows: int) -> Documents
     return cut
 
 
+def restarts(position_ids: Tensor, mask: Tensor) -> bool:
+    """Whether a position is below its predecessor's between two tokens that count: padding may have any positions, and
+    a model may give all tokens the same. Waits for a GPU."""
+    mask = mask.to(position_ids.device)
+    return bool(((position_ids[:, 1:] < position_ids[:, :-1]) & mask[:, 1:] & mask[:, :-1]).any())
+
+
 def unmasked_documents(position_ids: object, mask: object, rows: int) -> Documents | None:
     """`documents` for a call without a mask, with position ids (rows, tokens) or one row for all; else None: with a
     mask a row is one sequence, and its padding may have any positions."""

@@ -21,11 +21,12 @@ from . import geometry
 from . import hidden_states as hs
 from .capture import Capture, Known
 from .checks import check_choice, is_whole
-from .losses.context_parallel import mean_cosine_across, sum_across, tokens_across
-from .losses.presets import Loss, get
+from .losses.context_parallel import sum_across, tokens_across
+from .losses.presets import Loss
 from .losses.registry import registered
-from .packing import documents
+from .packing import documents, restarts
 from .split import refuse_split
+from .words import warn
 
 Schedule = str | Callable[[int], float]
 Masks = Tensor | list[Tensor | None] | None
@@ -97,6 +98,12 @@ class Term:
                 f"check_every must be at least 1 and goes with dispersion, got {every!r} for "
                 f"{self.loss.name}: leave it out for no check."
             )
+        self.cosines = self._cosines_of(registered()[self.loss.name].eps(self.loss.keywords))
+
+    def _cosines_of(self, eps: float) -> Loss:
+        """The loss whose values are the mean cosines of the unit vectors z/(‖z‖ + ε): log f(c̄) with log f(c) = c."""
+        same = {key: self.loss.keywords[key] for key in ("backend", "process_group") if key in self.loss.keywords}
+        return Loss("dispersion", estimator="first_order", distance="cosine", eps=eps, **same)
 
     def weight_at(self, step: int) -> float:
         """The weight at an optimiser step; a rising one is 0 at step 0 and complete from step `ramp_steps` on."""
@@ -176,9 +183,16 @@ class Term:
         if parts > 1:
             penalty = penalty - penalty.detach() * (1 - 1 / parts)
         result = {"penalty": penalty, "per_layer": per_layer.detach() / or_one(part), "share": part / parts}
-        if cosines is not None:
-            result["mean_cosine"] = cosines.detach().mean(1) * factor.squeeze(1)
-        return result
+        return result | {"mean_cosine": self._mean_cosine(states, mask, factor, cosines)}
+
+    def _mean_cosine(
+        self, states: Sequence[Tensor], mask: Masks, factor: Tensor, known: Tensor | None = None
+    ) -> Tensor:
+        """Mean cosine per layer, (layers,), from `known` ones of each sequence, else from one more read of the states:
+        over all their tokens, in linear time, whatever the loss takes of them."""
+        with torch.no_grad():
+            cosines = self.cosines.over_layers(states, mask)[0] if known is None else known.detach()
+        return cosines.mean(1) * factor.squeeze(1)
 
     def _pair_factor(self, mask: Masks, like: Tensor) -> Tensor:
         """The factor from a mean over all sequences to one over those with a pair of tokens: (layers, 1) or (1, 1)."""
@@ -216,6 +230,20 @@ class Term:
         may_cut = self.group is None and (self.segments == "position_ids" or auto)
         return may_cut and capture.masks is None and positions is not None and positions.ndim == 2
 
+    def tell_joined(self, capture: Capture) -> None:
+        """Warn of rows that look packed, whose documents a mask that came too joins to one sequence. Waits for a GPU:
+        for the first call alone."""
+        positions = capture.position_ids
+        if self.segments != "auto" or self.group is not None or capture.masks is not None:
+            return
+        if not isinstance(positions, Tensor) or positions.ndim != 2 or (mask := self.mask(capture)) is None:
+            return
+        if positions.shape[1] == mask.shape[1] and len(positions) in (1, len(mask)) and restarts(positions, mask):
+            warn(
+                "position_ids restart in a row, and a mask came too: rows are taken as one document; name "
+                "segments='position_ids' to cut them, or segments=None to leave them whole."
+            )
+
     def _parts(self, capture: Capture) -> int:
         """The number of processes that share a sequence. If several, packed rows are refused: documents would cross."""
         positions, rows = capture.position_ids, len(capture.states[0])
@@ -247,17 +275,6 @@ class Term:
         if labels is not None and labels.shape[:2] == cut.shape:  # else one label for a row, or for several
             labels = torch.where(cut.mask, cut.gather(labels), -100)
         return [cut.gather(z) for z in states], cut.mask, labels
-
-    @torch.no_grad()
-    def mean_cosine(self, capture: Capture, first: int) -> Tensor:
-        """Mean cosine per layer, from one more read of the states; first-order dispersion gives it for free."""
-        states, mask, _ = self.sequences(capture, first)
-        if self.group is not None:
-            masks = mask if isinstance(mask, list) else [mask] * len(states)
-            cosines = torch.stack([mean_cosine_across(z, m, self.group) for z, m in zip(states, masks)])
-        else:
-            cosines = get("cosreg").over_layers(states, mask)[0]
-        return cosines.mean(1) * self._pair_factor(mask, cosines).squeeze(1)
 
     def agreement(self, capture: Capture, first: int) -> Tensor:
         """Cosine per layer between the estimator's gradient and the exact one, on the first sequence, or document of a
@@ -301,6 +318,7 @@ class Terms(Term):
     def __init__(self, terms: Sequence[Term], clock: Callable[[], int]) -> None:
         super().__init__(loss=terms[0].loss, weight=1.0)
         self.terms, self.clock = list(terms), clock
+        self.cosines = self._cosines_of(max(term.cosines.keywords["eps"] for term in terms))
 
     def __str__(self) -> str:
         return " + ".join(f"{term.weight:g} · {term}" for term in self.terms)
@@ -331,6 +349,8 @@ class Terms(Term):
         weighted = [weight * part["penalty"] for weight, part in zip(self.weights, parts)]
         per_layer = torch.cat([part["per_layer"] for part in parts])
         each = {f"penalty_{k}": part["penalty"].detach() for k, part in enumerate(parts, 1)}
+        states, mask, _ = self.sequences(capture, first)
+        each["mean_cosine"] = self._mean_cosine(states, mask, self._pair_factor(mask, per_layer))
         return {"penalty": torch.stack(weighted).sum(), "per_layer": per_layer, "share": parts[0]["share"], **each}
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import decondense as dc
-from decondense import losses
+from decondense import losses, packing, term
 from regularize.models import VOCABULARY, Plain, assert_same, gradients, llama, tokens
 
 
@@ -413,3 +413,44 @@ def test_copies_of_the_weights_are_told_too(forgotten):
             other.step()
             with pytest.raises(RuntimeError, match="no backward pass" if forgotten == "the loss" else "eval mode"):
                 optimiser.step()
+
+
+ROWS = torch.stack([torch.cat([torch.arange(5), torch.arange(7)]), torch.arange(12)])  # two documents, and one
+PADS = torch.tensor([[0, 0, 0] + [1] * 9, [1] * 10 + [0, 0]])
+PADDED = torch.stack([torch.tensor([9, 9, 9, *range(9)]), torch.tensor([*range(10), 0, 0])])
+JOINED = {
+    "packed": (True, {"attention_mask": torch.ones(2, 12, dtype=torch.long), "position_ids": ROWS}),
+    "one row for all": (True, {"attention_mask": torch.ones(2, 12, dtype=torch.long), "position_ids": ROWS[:1]}),
+    "no mask": (False, {"position_ids": ROWS}),
+    "no positions": (False, {"attention_mask": torch.ones(2, 12, dtype=torch.long)}),
+    "padding": (False, {"attention_mask": PADS, "position_ids": PADDED}),
+    "the same for all": (False, {"attention_mask": PADS, "position_ids": torch.zeros_like(ROWS)}),
+}
+
+
+@pytest.mark.parametrize("segments", ["auto", "position_ids", None])
+@pytest.mark.parametrize("case", JOINED)
+def test_documents_that_a_mask_joins_are_told_once(case, segments, monkeypatch):
+    """At the first training call of an attachment: looking waits for a GPU."""
+    joined, given = JOINED[case]
+    model, ids, looks = llama().train(), tokens(2), []
+    monkeypatch.setattr(term, "restarts", lambda *rows: looks.append(rows) or packing.restarts(*rows))
+    for _ in range(2):
+        with dc.regularize(model, segments=segments) as handle, warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            for _ in range(3):
+                model(input_ids=ids, use_cache=False, **given)
+                handle.penalty()
+        told = [one for one in seen if "position_ids restart in a row, and a mask came too" in str(one.message)]
+        assert [one.filename for one in told] == [__file__] * (joined and segments == "auto")
+    assert len(looks) == 2 * (segments == "auto" and len(given) == 2)
+
+
+def test_a_whole_graph_is_not_asked_for_its_positions():
+    """Their values are not known where it is traced."""
+    model = llama().train()
+    with dc.regularize(model) as handle, warnings.catch_warnings():
+        warnings.filterwarnings("error", "position_ids restart")
+        whole = torch.compile(lambda **given: model(**given), fullgraph=True, backend="eager")
+        whole(input_ids=tokens(2), labels=tokens(2), use_cache=False, **JOINED["packed"][1])
+        assert handle.last["penalty"] < 0

@@ -367,6 +367,32 @@ def test_a_mask_that_is_not_read_is_named_once():
         assert told.filename == __file__
 
 
+@pytest.mark.parametrize(
+    ("name", "build", "told"),
+    [
+        ("pad", lambda mask: mask == 0, True),
+        ("is_pad", lambda mask: mask == 0, True),
+        ("padding", lambda mask: 1 - mask, True),
+        ("valid", lambda mask: mask.float(), True),
+        ("padded_ids", lambda mask: mask, False),  # tokens
+        ("valid", lambda mask: mask.sum(1), False),
+        ("lengths", lambda mask: mask.sum(1), False),  # no mask: what the sentence advises would not help
+        ("pad", lambda mask: 0, False),
+    ],
+)
+def test_padding_by_a_name_without_mask_in_it_is_told_too(name, build, told):
+    class Named(Other):
+        def forward(self, ids, **rest):
+            return super().forward(ids)
+
+    model, (ids, mask, _) = Named().train(), padded(12)
+    with dc.regularize(model, modules=BLOCKS) as handle, warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        model(ids, **{name: build(mask)})
+        handle.penalty()
+    assert [f"got {name}, which is not read" in str(one.message) for one in seen] == [True] * told
+
+
 class Recurrent(nn.Module):
     """One block, gone through three times; with a mark for each time."""
 

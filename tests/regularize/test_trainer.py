@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import reference
 import torch
 from transformers import BertConfig, BertForMultipleChoice, Trainer, TrainerCallback
 
@@ -10,7 +11,7 @@ import decondense as dc
 from decondense import losses
 from decondense.capture import Capture
 from decondense.regularizer import term_of
-from regularize.models import assert_same, llama, tokens
+from regularize.models import assert_same, gpt2, llama, padded, tokens
 from regularize.test_model import states
 from regularize.test_training import Rows, arguments, trained
 
@@ -117,3 +118,39 @@ def test_a_label_for_a_row_of_several_documents():
     found = term_of().penalty(packed, 0, labels=torch.tensor([1, 0]), items=8)
     torch.testing.assert_close(found["penalty"], expected / 4)
     assert found["share"] == 0.25
+
+
+CLOSENESS = {
+    "first_order": ("dispersion", {}, 1e-2),
+    "wider": ("dispersion", {"estimator": "exact", "eps": 0.5}, 0.5),
+    "exact": ("dispersion", {"estimator": "exact"}, 1e-2),
+    "sampled": ("dispersion", {"estimator": "sampled", "max_tokens": 5}, 1e-2),
+    "orthogonalization": ("orthogonalization", {}, 1e-2),
+    "placebo": ("placebo", {}, 1e-2),
+    "uniformity": ("uniformity", {}, 0.0),
+    "koleo": ("koleo", {"eps": 0.1}, 0.0),  # of its logarithm
+}
+
+
+@pytest.mark.parametrize("case", CLOSENESS)
+def test_the_mean_cosine_of_a_line_is_over_all_its_calls(tmp_path, case):
+    """Of the unit vectors of the loss, by whatever it is estimated, and however a step is cut into micro-batches."""
+    loss, options, eps = CLOSENESS[case]
+    (ids, mask, _), found = padded(32), []
+    with torch.no_grad():
+        layers = states(gpt2().double(), input_ids=ids, attention_mask=mask)[1:]
+    rows = [[reference.mean_cosine(z[b, m.bool()], eps).item() for b, m in enumerate(mask)] for z in layers]
+    expected = torch.tensor(rows).mean(1)
+    for micro in (8, 4, 2):
+        cut = {"per_device_train_batch_size": micro, "gradient_accumulation_steps": 8 // micro}
+        args = arguments(tmp_path, max_steps=4, logging_steps=4, **cut)
+        args.learning_rate = 0.0
+        trainer = Trainer(model=gpt2(), args=args, train_dataset=Rows(True, 32))
+        with dc.regularize(trainer, loss, **options):
+            trainer.train()
+        found.append(trainer.state.log_history[0]["mean_cosine"])
+    assert found == pytest.approx([expected.mean().item()] * 3, abs=1e-6)
+    with dc.regularize(model := gpt2().train(), loss, **options) as handle:  # and of a call in a loop of one's own
+        model(input_ids=ids, attention_mask=mask)
+        handle.penalty()
+        torch.testing.assert_close(handle.last["mean_cosine"], expected, rtol=0, atol=1e-6)

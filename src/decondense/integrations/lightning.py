@@ -108,7 +108,7 @@ class RegularizeCallback(Clock):
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         self.model = model_of(pl_module, self.name, self.modules)
-        self._module, self._trainer = pl_module, trainer
+        self._module = pl_module
         self._attachment = Attachment(self, self.term, self.modules)
 
     def on_step(self) -> None:
@@ -194,14 +194,8 @@ class RegularizeCallback(Clock):
         penalty = attachment.take(scale=1 / parts)
         attachment.task_loss(loss)
         last = attachment.last
-        log_every, loop = self._trainer.log_every_n_steps, self._trainer.fit_loop  # 0: never
-        # Lightning logs every so many steps, or with manual optimisation every so many batches.
-        done = self._trainer.global_step if self._module.automatic_optimization else loop.total_batch_idx
-        if "mean_cosine" not in last and log_every and (done + 1) % log_every == 0:
-            last["mean_cosine"] = self.term.mean_cosine(capture, attachment.reader.first)
         logs = {"task_loss": last["task_loss"], "penalty": last["penalty"], "penalty_weight": weight}
-        if "mean_cosine" in last:
-            logs["mean_cosine"] = last["mean_cosine"].mean()
+        logs["mean_cosine"] = last["mean_cosine"].mean()
         self._module.log_dict(logs, batch_size=len(capture.states[0]))
         return loss + weight * penalty.to(loss.device)
 

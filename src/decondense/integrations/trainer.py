@@ -50,7 +50,6 @@ class TrainerEngine(TrainerCallback):
         self.sums: dict[str, Tensor] = {}
         self.logged_step = self.step
         self._weights: dict[str, set[float]] = {}  # penalty → its weights since the last log line
-        self._wants_cosine = True
         self._collecting = False
         self._added = False  # whether a training call has had the term since train() began
         previous = attached_to(self.model)
@@ -88,7 +87,7 @@ class TrainerEngine(TrainerCallback):
         """Sums of an earlier train(), which may have been interrupted, are in no log line."""
         self.sums.clear()
         self._weights.clear()
-        self.logged_step, self._wants_cosine, self._added = self.step, True, False
+        self.logged_step, self._added = self.step, False
 
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Raise if no loss of this train() has had the term."""
@@ -148,14 +147,10 @@ class TrainerEngine(TrainerCallback):
             scale = float(inside.loss_copies(self.trainer))
         else:
             scale = 1 / inside.accumulation_steps(self.trainer) if prescaled else 1.0
-        capture = attachment.captures[0]
         weight = attachment.weight
         penalty = attachment.take(labels, items if by_items else None, scale)
         attachment.task_loss(loss)
         last = attachment.last
-        if "mean_cosine" not in last and self._wants_cosine:
-            self._wants_cosine = False
-            last["mean_cosine"] = attachment.term.mean_cosine(capture, attachment.reader.first)  # once per log
         logged = 1.0 if prescaled else 1 / inside.accumulation_steps(self.trainer)
         self._note("task_loss", loss.detach() * logged)
         terms = [("penalty", weight, penalty.detach())]
@@ -164,9 +159,8 @@ class TrainerEngine(TrainerCallback):
             self._note(name, value * logged)
             self._note(f"weighted_{name}", its_weight * value * logged)
             self._weights.setdefault(name, set()).add(its_weight)
-        if "mean_cosine" in last:
-            self._note("mean_cosine", last["mean_cosine"].mean())
-            self._note("mean_cosine_calls", torch.ones((), device=penalty.device))
+        self._note("mean_cosine", last["mean_cosine"].mean())
+        self._note("mean_cosine_calls", torch.ones((), device=penalty.device))
         return weight * penalty
 
     def _note(self, name: str, value: Tensor) -> None:
@@ -177,20 +171,17 @@ class TrainerEngine(TrainerCallback):
         if "loss" in logs and self.sums:
             sums = {name: self._everywhere(value) for name, value in self.sums.items()}
             steps = max(1, self.step - self.logged_step)
-            calls = sums.pop("mean_cosine_calls", 1.0)
             logs["task_loss"] = sums["task_loss"] / steps
             for name, weights in self._weights.items():
                 logs[name] = sums[name] / steps
                 logs[name.replace("penalty", "penalty_weight")] = _line_weight(name, weights, sums)
-            if "mean_cosine" in sums:
-                logs["mean_cosine"] = sums["mean_cosine"] / calls
+            logs["mean_cosine"] = sums["mean_cosine"] / sums["mean_cosine_calls"]
             if self._attachment.agreement is not None:
                 logs["penalty_agreement"] = float(self._attachment.agreement.min())
             self._attachment.warn(logs["task_loss"], sums["weighted_penalty"] / steps, self.step)
             self.sums.clear()
             self._weights.clear()
             self.logged_step = self.step
-            self._wants_cosine = True
         self._log(logs, *args, **kwargs)
 
     def _everywhere(self, value: Tensor) -> float:

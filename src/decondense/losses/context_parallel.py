@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .moments import MeanCosine
-from .pairs import CosinePairs, apply, tiles
+from .pairs import CosinePairs, tiles
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,6 @@ class SharedMeanCosine(MeanCosine):
         packed = torch.cat([s.squeeze(1), square.unsqueeze(1), n.unsqueeze(1)], 1)
         dist.all_reduce(packed, group=self.group)
         return packed[:, None, :-2].contiguous(), packed[:, -2], packed[:, -1]
-
-
-def mean_cosine_across(z: Tensor, mask: Tensor | None, group: Any) -> Tensor:
-    """The mean cosine (batch,) of whole sequences, of which z holds this rank's part."""
-    return apply(SharedMeanCosine(0.0, group), z, mask)[0]
 
 
 def sum_across(counts: Tensor, group: Any) -> Tensor:

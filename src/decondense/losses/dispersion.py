@@ -48,6 +48,7 @@ DISTANCES = ("angular", "cosine")
         "disperse": {"distance": "cosine", "diagonal": True, "eps": 0.0},
     },
     aliases=("angular_spread", "angular"),
+    has_units=True,
 )
 def dispersion(
     z: Tensor,
@@ -103,8 +104,8 @@ def dispersion(
         )
     logit = Logit(tau, clamp, hard_clamp, distance, constant)
     if estimator == "first_order" and process_group is not None:
-        mean, n = pairs.apply(SharedMeanCosine(eps, process_group), z, mask)
-        return geometry.enough(n.detach(), logit.taylor(mean))
+        shared = SharedMeanCosine(eps, process_group)
+        return OfMoments(lambda mean, n: geometry.enough(n.detach(), logit.taylor(mean)), shared)
     if estimator == "first_order":
         return OfMoments(logit.taylor, moments.first_routine(z, eps, backend))
     if estimator == "second_order":

@@ -96,6 +96,7 @@ class Entry:
     reference  where it was published
     presets    preset name (`presets.PRESETS`) → keywords
     flags      the keywords that must be True or False
+    has_units  whether its option eps is the ε of its unit vectors z/(‖z‖ + ε); without, they are z/‖z‖
     """
 
     written: Callable[..., Tensor | OfMoments | OfRoutine]
@@ -105,6 +106,7 @@ class Entry:
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
+    has_units: bool = False
 
     @property
     def name(self) -> str:
@@ -113,6 +115,12 @@ class Entry:
     @property
     def options(self) -> list[str]:
         return [name for name in inspect.signature(self.function).parameters if name not in ("z", "mask")]
+
+    def eps(self, options: Mapping[str, Any]) -> Any:
+        """The ε of its unit vectors, given these options."""
+        if not self.has_units:
+            return 0.0
+        return options.get("eps", inspect.signature(self.written).parameters["eps"].default)
 
     @functools.cached_property
     def function(self) -> Callable[..., Tensor]:
