@@ -23,7 +23,7 @@ from .insides.transformers import collect_hidden_states, is_encoder_decoder
 from .kernels import autocast_dtype
 from .named_layers import ModuleReader
 from .stack import unwrap_peft
-from .term import Term, or_one
+from .term import Term, Terms, or_one
 from .words import warn
 
 MANY = 64  # training calls, more than most runs accumulate for one step
@@ -140,9 +140,11 @@ class Attachment:
             other = "" if earlier.model is engine.model else f" by way of its {type(earlier.model).__name__}"
             raise RuntimeError(
                 f"this {type(engine.model).__name__} already has a loss attached{other}: call remove() on its handle "
-                "first; two losses at once are a list in a recipe (decondense train)."
+                "first; several losses at once are a list, regularize(model, [dict(loss=…), dict(loss=…)])."
             )
         self.engine, self.model, self.term = engine, engine.model, term
+        if isinstance(term, Terms):
+            term.clock = lambda: self.step
         self.last: dict[str, Any] = {}
         self.calls = 0
         self.agreement: Tensor | None = None

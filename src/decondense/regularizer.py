@@ -8,7 +8,7 @@ The penalty is the mean over the chosen layers of the loss of each sequence's to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from inspect import signature
 from typing import Any
@@ -21,13 +21,13 @@ from .insides.torch import unwrapped
 from .integrations.own_loop import OwnLoop
 from .losses.presets import Loss, get
 from .losses.registry import registered
-from .term import Schedule, Term
+from .term import Schedule, Term, Terms
 from .words import near
 
 
 def regularize(
     target: Any,
-    loss: str | Loss = "dispersion",
+    loss: str | Loss | Sequence[Mapping[str, Any]] = "dispersion",
     *,
     weight: float = 0.1,
     layers: hs.Layers = "all",
@@ -49,7 +49,8 @@ def regularize(
                  together with `modules`.
     loss         a name, with `options` as in `losses.get` (preset=…, tau=…, estimator=…), or what `losses.get`
                  returned. By name, dispersion is estimated to first order unless `estimator` or `preset` is given:
-                 docs/estimators.md.
+                 docs/estimators.md. Or a list of several, each with its own of the options below but `modules`:
+                 [dict(loss="dispersion", weight=0.1), dict(loss="decorrelation", layers="last", weight=0.3)].
     weight       λ, the factor of the penalty.
     layers       "all" (every block, not the embedding layer), "last", "early_half", "late_half", a list of
                  indices into the hidden states (0 is the embedding layer), or a callable from their number to such
@@ -75,8 +76,10 @@ def regularize(
     return Handle(Attachment(_engine(target), term, modules))
 
 
-def term_of(loss: str | Loss = "dispersion", **options: Any) -> Term:
+def term_of(loss: str | Loss | Sequence[Mapping[str, Any]] = "dispersion", **options: Any) -> Term:
     """Build the term that `regularize` attaches: options that `Term` has go to it, all others to the loss."""
+    if isinstance(loss, Sequence) and not isinstance(loss, str):
+        return _several(loss, options)
     own = {field.name: options.pop(field.name) for field in fields(Term) if field.name in options}
     if isinstance(loss, str):
         _refuse_misspelt(loss, options)
@@ -88,6 +91,20 @@ def term_of(loss: str | Loss = "dispersion", **options: Any) -> Term:
             f"options go with a loss by name, got {', '.join(options)} beside {loss!r}: give them to losses.get."
         )
     return Term(loss=loss, **own)
+
+
+def _several(losses: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> Term:
+    example = "[dict(loss='dispersion', weight=0.1), dict(loss='decorrelation', layers='last', weight=0.3)]"
+    usual = {name: parameter.default for name, parameter in signature(regularize).parameters.items()}
+    if given := [name for name, value in options.items() if name not in usual or value != usual[name]]:
+        raise TypeError(f"each loss of a list has options of its own, got {', '.join(given)} beside it: {example}.")
+    for one in losses:
+        if not isinstance(one, Mapping) or "loss" not in one or one.get("check_every") is not None:
+            remedy = "leave check_every out" if isinstance(one, Mapping) and "loss" in one else example
+            raise TypeError(f"a list of losses must have a dict with `loss` for each, got {one!r}: {remedy}.")
+    if len(losses) < 2:
+        raise ValueError(f"a list of losses must have two or more, got {len(losses)}: give a single one by its name.")
+    return Terms([term_of(**one) for one in losses])
 
 
 # Keys of a recipe's `loss` section that `regularize` takes in another form.

@@ -53,7 +53,7 @@ class Term:
         if not isinstance(self.loss, Loss):
             remedy = "a number goes into weight=…, a function of your own into losses.register"
             if isinstance(self.loss, (list, tuple, dict)):
-                remedy = "regularize takes one; two losses at once are a list in a recipe (decondense train)"
+                remedy = "several at once are a list for regularize, [dict(loss='dispersion', weight=0.1), …]"
             elif (name := getattr(self.loss, "__name__", None)) in registered():
                 remedy = f"give its name, {name!r}, and its options as keywords"
             raise TypeError(
@@ -312,10 +312,10 @@ class Terms(Term):
     """Several losses at once, each over its own layers and with its own schedule: Σ_k weight_k(step) · penalty_k.
 
     The sum itself has weight 1, so loss = task_loss + penalty; the logs also have `penalty_k` and `penalty_weight_k`,
-    k from 1. `clock` returns the optimiser step, because the schedules act inside the sum.
+    k from 1. `clock` returns the optimiser step, because the schedules act inside the sum; an attachment sets its own.
     """
 
-    def __init__(self, terms: Sequence[Term], clock: Callable[[], int]) -> None:
+    def __init__(self, terms: Sequence[Term], clock: Callable[[], int] = int) -> None:
         super().__init__(loss=terms[0].loss, weight=1.0)
         self.terms, self.clock = list(terms), clock
         self.cosines = self._cosines_of(max(term.cosines.keywords["eps"] for term in terms))

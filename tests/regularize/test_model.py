@@ -272,7 +272,7 @@ def test_remove_restores_the_model():
     before, attributes = hooks(), set(vars(model))
     handle = dc.regularize(model)
     with pytest.raises(
-        RuntimeError, match=r"already has a loss attached: .*; two losses at once are a list in a recipe"
+        RuntimeError, match=r"already has a loss attached: .*; several losses at once are a list, regularize"
     ):
         dc.regularize(model)
     handle.remove()

@@ -72,7 +72,28 @@ from regularize.models import llama, tokens
         (lambda m: dc.regularize(m, 0.1), TypeError, "loss must be a name.*got 0.1: a number goes into weight"),
         (lambda m: dc.regularize(m, torch.relu), TypeError, "loss must be a name.*of your own into losses.register"),
         (lambda m: dc.regularize(m, dc.losses.koleo), TypeError, "give its name, 'koleo', and its options as"),
-        (lambda m: dc.regularize(m, ["koleo", "cosreg"]), TypeError, "two losses at once are a list in a recipe"),
+        (
+            lambda m: dc.regularize(m, ["koleo", "cosreg"]),
+            TypeError,
+            r"a dict with `loss` for each, got 'koleo': \[dict\(",
+        ),
+        (
+            lambda m: dc.regularize(m, {"loss": "koleo"}),
+            TypeError,
+            r"several at once are a list for regularize, \[dict",
+        ),
+        (lambda m: dc.regularize(m, [{"loss": "koleo"}]), ValueError, "two or more, got 1: give a single one by its"),
+        (
+            lambda m: dc.regularize(m, [{"loss": "koleo"}, {"loss": "cosreg"}], weight=0.3, tau=1.0),
+            TypeError,
+            "options of its own, got weight, tau beside it: ",
+        ),
+        (
+            lambda m: dc.regularize(m, [{"loss": "dispersion", "check_every": 5}, {"loss": "cosreg"}]),
+            TypeError,
+            "'check_every': 5}: leave check_every out",
+        ),
+        (lambda m: dc.regularize(m, [{"loss": "koleo", "wieght": 1}, {"loss": "cosreg"}]), ValueError, "mean 'weight'"),
         (lambda m: dc.regularize(torch.optim.SGD(m.parameters())), TypeError, "an object of <class 'torch.*SGD'>:"),
         (lambda m: dc.regularize(m, schedule="linear"), ValueError, "ramp_steps"),
         (

@@ -6,10 +6,7 @@ import pytest
 import torch
 import transformers
 
-from decondense.handle import Attachment, Handle
-from decondense.integrations.own_loop import OwnLoop
-from decondense.regularizer import regularize, term_of
-from decondense.term import Terms
+from decondense.regularizer import regularize
 from decondense.train import train
 from train.runs import CONFIGS, result, tiny
 
@@ -25,8 +22,9 @@ SECOND = {
 
 
 def attached(model, step):
-    terms = Terms([term_of(**FIRST), term_of(**SECOND)], clock=lambda: step)
-    return Handle(Attachment(OwnLoop(model), terms))
+    handle = regularize(model, [FIRST, SECOND])
+    handle.step = step
+    return handle
 
 
 def gradients(model, attach):
@@ -68,6 +66,41 @@ def test_the_sum_of_both_as_from_two_separate_calls(step):
     expected = first[1] + second[1] - plain[1]
     assert torch.allclose(both[1], expected, rtol=1e-3, atol=1e-6)
     assert not torch.allclose(both[1], first[1], rtol=1e-3, atol=1e-6)
+
+
+def test_modules_are_read_for_all_of_them():
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIGS["llama"])).train()
+    ids = torch.arange(24)[None] * 5 % 384
+    last = []
+    for losses in (FIRST, {**SECOND, "layers": "all"}, [FIRST, {**SECOND, "layers": "all"}]):
+        several = isinstance(losses, list)
+        with (
+            regularize(model, losses, modules="model.layers.*")
+            if several
+            else regularize(model, **losses, modules="model.layers.*") as handle
+        ):
+            model(input_ids=ids, labels=ids)
+            last.append({key: float(value.mean()) for key, value in handle.last.items() if key != "weight"})
+    for k, alone in enumerate(last[:2], 1):
+        assert last[2][f"penalty_{k}"] == pytest.approx(alone["penalty"], rel=1e-5)
+
+
+def test_a_trainer_logs_each_of_them_and_counts_the_steps_of_a_schedule(tmp_path):
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIGS["llama"]))
+    rows = [{"input_ids": ids, "labels": ids} for ids in torch.arange(192).view(8, 24) * 7 % 384]
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), logging_steps=1, max_steps=4, per_device_train_batch_size=2, report_to=[], use_cpu=True
+    )
+    trainer = transformers.Trainer(model, arguments, train_dataset=rows)
+    regularize(trainer, [FIRST, SECOND])
+    trainer.train()
+    lines = [line for line in trainer.state.log_history if "task_loss" in line]
+    assert [line["penalty_weight_2"] for line in lines] == pytest.approx([0.5, 0.5, 0.375, 0.25])
+    for line in lines:
+        added = sum(line[f"penalty_weight_{k}"] * line[f"penalty_{k}"] for k in (1, 2))
+        assert line["penalty"] == pytest.approx(added, rel=1e-4)
 
 
 def test_the_handle_says_what_it_reads_and_adds():

@@ -213,7 +213,7 @@ def _trainer(prepared: Prepared, show: Show | None, say: Callable[[str], None], 
     attachment = None
     if recipe.losses:
         terms = [loss.term(recipe.steps) for loss in recipe.losses]
-        term = Terms(terms, clock=lambda: int(trainer.state.global_step)) if len(terms) > 1 else terms[0]
+        term = Terms(terms) if len(terms) > 1 else terms[0]
         attachment = Attachment(TrainerEngine(trainer), term, recipe.losses[0].modules)
     trainer.attach(attachment)
     if attachment is not None:
