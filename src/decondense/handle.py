@@ -23,7 +23,7 @@ from .insides.transformers import collect_hidden_states, is_encoder_decoder
 from .kernels import autocast_dtype
 from .named_layers import ModuleReader
 from .stack import unwrap_peft
-from .term import Term, Terms, or_one
+from .term import Term, or_one
 from .words import warn
 
 MANY = 64  # training calls, more than most runs accumulate for one step
@@ -143,8 +143,7 @@ class Attachment:
                 "first; several losses at once are a list, regularize(model, [dict(loss=…), dict(loss=…)])."
             )
         self.engine, self.model, self.term = engine, engine.model, term
-        if isinstance(term, Terms):
-            term.clock = lambda: self.step
+        term.clock = lambda: self.step
         self.last: dict[str, Any] = {}
         self.calls = 0
         self.agreement: Tensor | None = None
@@ -156,6 +155,7 @@ class Attachment:
         self._chosen = [] if states is None else term.chosen(states, self.reader.first)
         self.given, self.reached, self._gradient_seen, self._large_warned = 0, False, False, False
         self._latest_step: tuple[int, float] = (0, 0)  # the latest step seen, and `calls` when it began
+        self._states = 0  # of the last call
         self._frozen: list[int] = []  # layers of the last call: with nothing trainable below,
         self._movable: list[int] = []  # and the others
         self._frozen_warned = False
@@ -230,6 +230,7 @@ class Attachment:
         penalty = self._penalty(labels, items, scale)
         self.refuse_frozen()
         self.last["weight"] = self.weight
+        self.last |= {f"penalty_weight_{k}": weight for k, weight in enumerate(self.term.weights, 1)}
         if not self.calls:
             self.term.tell_joined(captures[0])
         if self.term.check_every and self.calls % self.term.check_every == 0:
@@ -246,7 +247,8 @@ class Attachment:
         if labels is not None and is_encoder_decoder(self.model):
             for capture in captures:
                 capture.targets(labels, getattr(self.reader, "sides", ["decoder"]))
-        chosen = self.term.chosen(len(captures[0].states), first)
+        self._states = len(captures[0].states)
+        chosen = self.term.chosen(self._states, first)
         self._movable = [i for i in chosen if any(capture.states[i].requires_grad for capture in captures)]
         self._frozen = [i for i in chosen if i not in self._movable]
         parts = []
@@ -255,7 +257,8 @@ class Attachment:
                 parts.append(self.term.penalty(capture, first, labels=labels, items=items))
         mean = {key: torch.stack([p[key] for p in parts]).mean(0) for key in parts[0]}
         penalty, share = mean["penalty"] * scale, mean["share"] * scale
-        self.last = {**mean, "penalty": penalty.detach() / or_one(share), "share": share}
+        each = {key: value.detach() * scale / or_one(share) for key, value in mean.items() if key.startswith("penalty")}
+        self.last = {**mean, **each, "share": share}
         return penalty
 
     def give(self, labels: Tensor | None = None, items: Tensor | int | None = None) -> Tensor:
@@ -287,7 +290,7 @@ class Attachment:
         """Warn once if a schedule waits for steps in vain: only those of torch optimisers are seen."""
         if self.step != self._latest_step[0]:
             self._latest_step = (self.step, self.calls)
-        elif self.term.schedule != "constant" and self.calls - self._latest_step[1] > MANY:
+        elif self.term.scheduled and self.calls - self._latest_step[1] > MANY:
             self._latest_step = (self.step, math.inf)
             warn(
                 f"a schedule counts the steps of torch optimisers, got none in {MANY} training calls: after each step "
@@ -323,20 +326,23 @@ class Attachment:
     def refuse_frozen(self) -> None:
         """Refuse layers that the loss cannot move because nothing trainable lies below them: one warning if some are
         such, an error if all are. A weight of 0 (a control, or after a release) is fine, unless it is about to rise."""
-        if not self.weight and (self.step or not self.term.weight):
-            return
-        if self._frozen and not self._movable:
-            raise RuntimeError(
-                f"the loss must reach trainable parameters, but nothing trainable lies below layers {self._frozen}: "
-                "train something in the blocks (LoRA: target_modules there, not lm_head alone), read later layers, or "
-                "call handle.remove(); reentrant checkpointing hides parameters, use use_reentrant=False."
-            )
-        if self._frozen and not self._frozen_warned:
-            self._frozen_warned = True
-            warn(
-                f"the loss cannot move all that it reads, since nothing trainable lies below layers {self._frozen}: "
-                f"leave them out, layers={self._movable}, or part of the weight is wasted on them."
-            )
+        for term in self.term.parts:
+            if not self._frozen or (not term.weight_at(self.step) and (self.step or not term.weight)):
+                continue
+            chosen = term.chosen(self._states, self.reader.first)
+            frozen, movable = ([i for i in chosen if (i in self._frozen) == its] for its in (True, False))
+            if frozen and not movable:
+                raise RuntimeError(
+                    f"the loss must reach trainable parameters, but nothing trainable lies below layers {frozen}: "
+                    "train something in the blocks (LoRA: target_modules there, not lm_head alone), read later layers, "
+                    "or call handle.remove(); reentrant checkpointing hides parameters, use use_reentrant=False."
+                )
+            if frozen and not self._frozen_warned:
+                self._frozen_warned = True
+                warn(
+                    f"the loss cannot move all that it reads, since nothing trainable lies below layers {frozen}: "
+                    f"leave them out, layers={movable}, or part of the weight is wasted on them."
+                )
 
     def task_loss(self, loss: Tensor) -> None:
         """Record in `last` the task loss to which the penalty just taken is added, on the same scale."""

@@ -96,12 +96,14 @@ def term_of(loss: str | Loss | Sequence[Mapping[str, Any]] = "dispersion", **opt
 def _several(losses: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> Term:
     example = "[dict(loss='dispersion', weight=0.1), dict(loss='decorrelation', layers='last', weight=0.3)]"
     usual = {name: parameter.default for name, parameter in signature(regularize).parameters.items()}
-    if given := [name for name, value in options.items() if name not in usual or value != usual[name]]:
+    if given := [name for name, value in options.items() if name not in usual or repr(value) != repr(usual[name])]:
         raise TypeError(f"each loss of a list has options of its own, got {', '.join(given)} beside it: {example}.")
     for one in losses:
-        if not isinstance(one, Mapping) or "loss" not in one or one.get("check_every") is not None:
-            remedy = "leave check_every out" if isinstance(one, Mapping) and "loss" in one else example
-            raise TypeError(f"a list of losses must have a dict with `loss` for each, got {one!r}: {remedy}.")
+        if not isinstance(one, Mapping) or not isinstance(one.get("loss"), (str, Loss)):
+            raise TypeError(f"a list of losses must have a dict with `loss` for each, got {one!r}: {example}.")
+        for name, remedy in (("modules", "give it beside the list"), ("check_every", "leave it out")):
+            if one.get(name) is not None:
+                raise TypeError(f"{name} is for all losses of a list or none, got it for {one['loss']!r}: {remedy}.")
     if len(losses) < 2:
         raise ValueError(f"a list of losses must have two or more, got {len(losses)}: give a single one by its name.")
     return Terms([term_of(**one) for one in losses])

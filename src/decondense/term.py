@@ -98,12 +98,11 @@ class Term:
                 f"check_every must be at least 1 and goes with dispersion, got {every!r} for "
                 f"{self.loss.name}: leave it out for no check."
             )
-        self.cosines = self._cosines_of(registered()[self.loss.name].eps(self.loss.keywords))
-
-    def _cosines_of(self, eps: float) -> Loss:
-        """The loss whose values are the mean cosines of the unit vectors z/(‖z‖ + ε): log f(c̄) with log f(c) = c."""
+        self.clock: Callable[[], int] = int  # of the optimiser's steps: an attachment sets its own
+        # The loss whose values are the mean cosines of the unit vectors z/(‖z‖ + ε): log f(c̄) with log f(c) = c.
         same = {key: self.loss.keywords[key] for key in ("backend", "process_group") if key in self.loss.keywords}
-        return Loss("dispersion", estimator="first_order", distance="cosine", eps=eps, **same)
+        eps = registered()[self.loss.name].eps(self.loss.keywords)
+        self.cosines = Loss("dispersion", estimator="first_order", distance="cosine", eps=eps, **same)
 
     def weight_at(self, step: int) -> float:
         """The weight at an optimiser step; a rising one is 0 at step 0 and complete from step `ramp_steps` on."""
@@ -124,6 +123,15 @@ class Term:
         done = min(1.0, max(0, step - (self.release_at or 0)) / (self.ramp_steps or 1))
         factors = {"linear": done, "cosine": 0.5 - 0.5 * math.cos(math.pi * done), "release": 1 - done}
         return self.weight * factors[self.schedule]
+
+    @property
+    def parts(self) -> list[Term]:
+        """The losses of a sum (`Terms`), or this one alone."""
+        return [self]
+
+    @property
+    def scheduled(self) -> bool:
+        return any(term.schedule != "constant" for term in self.parts)
 
     def __str__(self) -> str:
         return str(self.loss)
@@ -183,16 +191,10 @@ class Term:
         if parts > 1:
             penalty = penalty - penalty.detach() * (1 - 1 / parts)
         result = {"penalty": penalty, "per_layer": per_layer.detach() / or_one(part), "share": part / parts}
-        return result | {"mean_cosine": self._mean_cosine(states, mask, factor, cosines)}
-
-    def _mean_cosine(
-        self, states: Sequence[Tensor], mask: Masks, factor: Tensor, known: Tensor | None = None
-    ) -> Tensor:
-        """Mean cosine per layer, (layers,), from `known` ones of each sequence, else from one more read of the states:
-        over all their tokens, in linear time, whatever the loss takes of them."""
-        with torch.no_grad():
-            cosines = self.cosines.over_layers(states, mask)[0] if known is None else known.detach()
-        return cosines.mean(1) * factor.squeeze(1)
+        if cosines is None:  # one more read of the states: all their tokens, whatever the loss takes of them
+            with torch.no_grad():
+                cosines, _ = self.cosines.over_layers(states, mask)
+        return result | {"mean_cosine": cosines.detach().mean(1) * factor.squeeze(1)}
 
     def _pair_factor(self, mask: Masks, like: Tensor) -> Tensor:
         """The factor from a mean over all sequences to one over those with a pair of tokens: (layers, 1) or (1, 1)."""
@@ -312,16 +314,19 @@ class Terms(Term):
     """Several losses at once, each over its own layers and with its own schedule: Σ_k weight_k(step) · penalty_k.
 
     The sum itself has weight 1, so loss = task_loss + penalty; the logs also have `penalty_k` and `penalty_weight_k`,
-    k from 1. `clock` returns the optimiser step, because the schedules act inside the sum; an attachment sets its own.
+    k from 1. The schedules act inside the sum, by its clock.
     """
 
-    def __init__(self, terms: Sequence[Term], clock: Callable[[], int] = int) -> None:
+    def __init__(self, terms: Sequence[Term]) -> None:
         super().__init__(loss=terms[0].loss, weight=1.0)
-        self.terms, self.clock = list(terms), clock
-        self.cosines = self._cosines_of(max(term.cosines.keywords["eps"] for term in terms))
+        self.terms = list(terms)
 
     def __str__(self) -> str:
         return " + ".join(f"{term.weight:g} · {term}" for term in self.terms)
+
+    @property
+    def parts(self) -> list[Term]:
+        return self.terms
 
     @property
     def weights(self) -> list[float]:
@@ -332,7 +337,9 @@ class Terms(Term):
         return sorted({i for term in self.terms for i in term.chosen(states, first)})
 
     def across(self, group: Any) -> Terms:
-        return Terms([term.across(group) for term in self.terms], self.clock)
+        summed = Terms([term.across(group) for term in self.terms])
+        summed.clock = self.clock
+        return summed
 
     def refuse_parts(self) -> None:
         for term in self.terms:
@@ -344,14 +351,23 @@ class Terms(Term):
     def penalty(
         self, capture: Capture, first: int, *, labels: Tensor | None = None, items: Tensor | int | None = None
     ) -> dict[str, Tensor]:
-        """As `Term.penalty`; `per_layer` has the layers of the first loss, then of the second, and so on."""
+        """As `Term.penalty`; `per_layer` has the layers of the first loss, then of the second, and so on, `mean_cosine`
+        every layer once, as the first loss that reads it gives it."""
         parts = [term.penalty(capture, first, labels=labels, items=items) for term in self.terms]
-        weighted = [weight * part["penalty"] for weight, part in zip(self.weights, parts)]
-        per_layer = torch.cat([part["per_layer"] for part in parts])
-        each = {f"penalty_{k}": part["penalty"].detach() for k, part in enumerate(parts, 1)}
-        states, mask, _ = self.sequences(capture, first)
-        each["mean_cosine"] = self._mean_cosine(states, mask, self._pair_factor(mask, per_layer))
-        return {"penalty": torch.stack(weighted).sum(), "per_layer": per_layer, "share": parts[0]["share"], **each}
+        home = parts[0]["penalty"].device
+        weighted = [weight * part["penalty"].to(home) for weight, part in zip(self.weights, parts)]
+        result = {"penalty": torch.stack(weighted).sum(), "share": parts[0]["share"]}
+        result |= {f"penalty_{k}": part["penalty"].detach().to(home) for k, part in enumerate(parts, 1)}
+        cosines: dict[int, Tensor] = {}
+        for term, part in zip(self.terms, parts):
+            for layer, cosine in zip(term.chosen(len(capture.states), first), part["mean_cosine"]):
+                cosines.setdefault(layer, cosine.to(home))
+        result["per_layer"] = torch.cat([part["per_layer"].to(home) for part in parts])
+        return result | {"mean_cosine": torch.stack([cosines[layer] for layer in sorted(cosines)])}
+
+    def tell_joined(self, capture: Capture) -> None:
+        for term in [term for term in self.terms if term.segments == "auto"][:1]:
+            term.tell_joined(capture)
 
 
 def or_one(share: Tensor) -> Tensor:

@@ -91,7 +91,22 @@ from regularize.models import llama, tokens
         (
             lambda m: dc.regularize(m, [{"loss": "dispersion", "check_every": 5}, {"loss": "cosreg"}]),
             TypeError,
-            "'check_every': 5}: leave check_every out",
+            "check_every is for all losses of a list or none, got it for 'dispersion': leave it out",
+        ),
+        (
+            lambda m: dc.regularize(m, [{"loss": "koleo", "modules": "h.*"}, {"loss": "cosreg"}]),
+            TypeError,
+            "modules is for all .* got it for 'koleo': give it beside the list",
+        ),
+        (
+            lambda m: dc.regularize(m, [{"loss": [{"loss": "koleo"}]}] * 2),
+            TypeError,
+            "a dict with `loss` for each, got",
+        ),
+        (
+            lambda m: dc.regularize(m, [{"loss": "koleo"}, {"loss": "cosreg"}], layers=torch.arange(2)),
+            TypeError,
+            "options of its own, got layers beside it: ",
         ),
         (lambda m: dc.regularize(m, [{"loss": "koleo", "wieght": 1}, {"loss": "cosreg"}]), ValueError, "mean 'weight'"),
         (lambda m: dc.regularize(torch.optim.SGD(m.parameters())), TypeError, "an object of <class 'torch.*SGD'>:"),

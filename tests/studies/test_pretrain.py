@@ -236,9 +236,11 @@ def test_what_a_loss_does_over_budgets(tmp_path):
     settings["arms"] = arms({"models": models, "budgets": [512, 1024], "losses": losses})
     ends = {"cross-entropy · plain · 512": 3.0, "cross-entropy · fast · 512": 2.9, "cross-entropy · plain · 1.02k": 2.8,
             "vicreg · plain · 512": 3.5, "vicreg · fast · 512": 3.0, "vicreg · plain · 1.02k": 2.6,
-            "koleo · plain · 512": 3.1, "cross-entropy · wide · 512": 3.0, "vicreg · wide · 512": 2.0}  # fmt: skip
+            "koleo · plain · 512": 3.1, "koleo · plain · 1.02k": 2.7,  # nothing at the best rate
+            "cross-entropy · wide · 512": 3.0, "vicreg · wide · 512": 2.0}  # fmt: skip
     runs = [training(arm, seed, {"one": [end + seed / 10]}) for arm, end in ends.items() for seed in (1, 2, 3)]
-    runs += [training("koleo · plain · 1.02k", seed, {"one": [2.0]}) for seed in (1, 2)]
+    # a rate of two seeds is not the best
+    runs += [training("cross-entropy · fast · 1.02k", seed, {"one": [2.0]}) for seed in (1, 2)]
     figure = study.conclude(Runs(runs, list(settings["arms"])), settings).more["budgets.png"]
     (panel,) = figure.args[0]
     (loss, (places, gaps)), = panel["series"].items()  # fmt: skip

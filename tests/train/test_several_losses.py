@@ -68,22 +68,80 @@ def test_the_sum_of_both_as_from_two_separate_calls(step):
     assert not torch.allclose(both[1], first[1], rtol=1e-3, atol=1e-6)
 
 
-def test_modules_are_read_for_all_of_them():
+def llama():
     torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIGS["llama"])).train()
-    ids = torch.arange(24)[None] * 5 % 384
-    last = []
-    for losses in (FIRST, {**SECOND, "layers": "all"}, [FIRST, {**SECOND, "layers": "all"}]):
-        several = isinstance(losses, list)
-        with (
-            regularize(model, losses, modules="model.layers.*")
-            if several
-            else regularize(model, **losses, modules="model.layers.*") as handle
-        ):
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIGS["llama"])).train()
+
+
+def test_modules_are_read_for_all_of_them():
+    model, ids, last = llama(), torch.arange(24)[None] * 5 % 384, []
+    second = {**SECOND, "layers": "all"}
+    for attach in (
+        lambda: regularize(model, **FIRST, modules="model.layers.*"),
+        lambda: regularize(model, **second, modules="model.layers.*"),
+        lambda: regularize(model, [FIRST, second], modules="model.layers.*"),
+    ):
+        with attach() as handle:
             model(input_ids=ids, labels=ids)
-            last.append({key: float(value.mean()) for key, value in handle.last.items() if key != "weight"})
+            last.append(dict(handle.last))
     for k, alone in enumerate(last[:2], 1):
-        assert last[2][f"penalty_{k}"] == pytest.approx(alone["penalty"], rel=1e-5)
+        assert float(last[2][f"penalty_{k}"]) == pytest.approx(float(alone["penalty"]), rel=1e-5)
+    # every layer once, each as the loss that reads it has it
+    assert last[2]["mean_cosine"].tolist() == pytest.approx(last[1]["mean_cosine"].tolist(), abs=0.02)
+
+
+def test_what_each_adds_is_on_the_scale_of_the_sum():
+    """A quarter of a step's labels: the sum is that of the two, whatever the share."""
+    model, ids = llama(), torch.arange(48).view(2, 24) * 7 % 384
+    with regularize(model, [FIRST, SECOND]) as handle:
+        model(input_ids=ids, labels=ids, num_items_in_batch=4 * 46)
+        last = handle.last
+    assert float(last["share"]) == pytest.approx(0.25)
+    added = sum(last[f"penalty_weight_{k}"] * float(last[f"penalty_{k}"]) for k in (1, 2))
+    assert float(last["penalty"]) == pytest.approx(added, rel=1e-5)
+
+
+def test_rows_are_cut_as_each_loss_says():
+    model, ids = llama(), torch.arange(48).view(2, 24) * 7 % 384
+    packed = {"input_ids": ids, "labels": ids, "position_ids": torch.arange(12).repeat(2)[None].expand(2, -1)}
+    whole, both = [], [{**FIRST, "segments": None}, {**SECOND, "segments": None, "layers": [1]}]
+    for losses in ([both[0]], [both[1]], both):
+        with regularize(model, losses) if len(losses) > 1 else regularize(model, **losses[0]) as handle:
+            model(**packed)
+            whole.append(handle.last["mean_cosine"].tolist())
+    assert whole[2] == pytest.approx([*whole[1], *whole[0]], abs=1e-6)
+
+
+@pytest.mark.parametrize("segments", ["auto", "position_ids", None])
+def test_packed_rows_with_a_mask_are_told_of_unless_every_loss_says_what_to_do(segments, recwarn):
+    model, ids = llama(), torch.arange(48).view(2, 24) * 7 % 384
+    positions = torch.arange(12).repeat(2)[None].expand(2, -1)
+    with regularize(model, [{**FIRST, "segments": segments}, {**SECOND, "segments": segments}]):
+        model(input_ids=ids, labels=ids, attention_mask=torch.ones_like(ids), position_ids=positions)
+    told = [str(one.message) for one in recwarn if "position_ids restart" in str(one.message)]
+    assert len(told) == (segments == "auto")
+
+
+def test_schedules_that_wait_for_steps_in_vain_are_told_of():
+    model, ids = llama(), torch.arange(16)[None]
+    rising = {"loss": "dispersion", "schedule": "linear", "ramp_steps": 5}
+    with regularize(model, [rising, {**rising, "loss": "cosreg"}]):
+        for _ in range(64):
+            model(input_ids=ids, labels=ids).loss.backward()
+        with pytest.warns(UserWarning, match="got none in 64"):
+            model(input_ids=ids, labels=ids)
+
+
+def test_a_loss_that_moves_nothing_is_refused_by_itself():
+    model, ids = llama(), torch.arange(16)[None]
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = ".1." in name or "norm" in name  # the second block
+    frozen, moving = {"loss": "koleo", "layers": [1]}, {"loss": "cosreg", "layers": [2]}
+    model.model.layers[0].requires_grad_(False)
+    with regularize(model, [frozen, moving]), pytest.raises(RuntimeError, match=r"lies below layers \[1\]"):
+        model(input_ids=ids, labels=ids)
+    with regularize(model, [{**frozen, "weight": 0.0}, moving]):  # a control
+        model(input_ids=ids, labels=ids)
 
 
 def test_a_trainer_logs_each_of_them_and_counts_the_steps_of_a_schedule(tmp_path):

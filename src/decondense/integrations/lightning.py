@@ -195,6 +195,7 @@ class RegularizeCallback(Clock):
         attachment.task_loss(loss)
         last = attachment.last
         logs = {"task_loss": last["task_loss"], "penalty": last["penalty"], "penalty_weight": weight}
+        logs |= {key: value for key, value in last.items() if key.startswith("penalty_")}  # of each of several
         logs["mean_cosine"] = last["mean_cosine"].mean()
         self._module.log_dict(logs, batch_size=len(capture.states[0]))
         return loss + weight * penalty.to(loss.device)

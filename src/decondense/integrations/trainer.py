@@ -154,7 +154,9 @@ class TrainerEngine(TrainerCallback):
         logged = 1.0 if prescaled else 1 / inside.accumulation_steps(self.trainer)
         self._note("task_loss", loss.detach() * logged)
         terms = [("penalty", weight, penalty.detach())]
-        terms += [(f"penalty_{k}", w, last[f"penalty_{k}"] * scale) for k, w in enumerate(attachment.term.weights, 1)]
+        terms += [
+            (f"penalty_{k}", w, last[f"penalty_{k}"] * last["share"]) for k, w in enumerate(attachment.term.weights, 1)
+        ]
         for name, its_weight, value in terms:
             self._note(name, value * logged)
             self._note(f"weighted_{name}", its_weight * value * logged)

@@ -263,26 +263,29 @@ def _over_rates(runs: Runs, tokens: Mapping[Cell, int], settings: Settings) -> d
 
 
 def _over_budgets(runs: Runs, tokens: Mapping[Cell, int], settings: Settings) -> dict[str, Callable[[Path], object]]:
-    """A figure of what each loss does over its budgets, three seeds or more, in every model that has two of them. Where
-    a loss and cross-entropy have several rates at a budget, that of the lowest cross-entropy is drawn."""
+    """A figure of what each loss does over its budgets, three seeds or more, in every model that has two of them; of
+    several learning rates at a budget, at the one where cross-entropy ends lowest."""
     panels: list[Settings] = []
     for cells in _shapes(tokens, settings, without={"data": {"tokens": None}}).values():
-        found: dict[str, dict[int, tuple[float, list[float]]]] = {}
+        plain = [cell for cell, _ in cells if cell[0] == NONE and len(runs.values(BETWEEN.join(cell), by_document)) > 2]
+        plain.sort(key=lambda cell: runs.mean(BETWEEN.join(cell), by_document), reverse=True)
+        best = {tokens[cell]: cell[1] for cell in plain}
+        found: dict[str, dict[int, list[float]]] = {}
         for cell, _ in cells:
-            arm, plain = BETWEEN.join(cell), BETWEEN.join((NONE, *cell[1:]))
-            if cell[0] != NONE and len(runs.paired(plain, arm)) > 2:
-                here = runs.mean(plain, by_document), list(runs.differences(arm, plain, by_document))
-                ends = found.setdefault(cell[0], {})
-                ends[tokens[cell]] = min(here, ends.get(tokens[cell], here))
+            gaps = runs.differences(BETWEEN.join(cell), BETWEEN.join((NONE, *cell[1:])), by_document)
+            if cell[0] != NONE and cell[1] == best.get(tokens[cell]) and len(gaps) > 2:
+                found.setdefault(cell[0], {})[tokens[cell]] = gaps
         lines = {loss: dict(sorted(ends.items())) for loss, ends in found.items() if len(ends) > 1}
         if lines:
             series = {
-                loss: (_side_by_side(list(ends), i, len(lines)), [gaps for _, gaps in ends.values()])
+                loss: (_side_by_side(list(ends), i, len(lines)), list(ends.values()))
                 for i, (loss, ends) in enumerate(lines.items())
             }
             ticks = sorted({budget for ends in lines.values() for budget in ends})
             x = {"x": "training tokens", "scale": "log", "ticks": ticks, "labels": list(map(amount, ticks))}
-            panels.append({"title": cells[0][0][1], **x, "series": series, "line": 0.0, "legend": "upper center"})
+            (_, model, _), rate = cells[0]
+            line = {"series": series, "line": 0.0, "legend": "upper center"}
+            panels.append({"title": model.replace(f" at {rate:g}", ""), **x, **line})
     if not panels:
         return {}
     dots = [gap for panel in panels for _, values in panel["series"].values() for some in values for gap in some]
