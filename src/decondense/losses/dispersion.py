@@ -48,7 +48,7 @@ DISTANCES = ("angular", "cosine")
         "disperse": {"distance": "cosine", "diagonal": True, "eps": 0.0},
     },
     aliases=("angular_spread", "angular"),
-    has_units=True,
+    eps_of_units=True,
 )
 def dispersion(
     z: Tensor,

@@ -32,7 +32,7 @@ from .sampling import RELEASED_SAMPLE
         "released": {"clamp": 0.25, "eps": 0.01, **RELEASED_SAMPLE},
         "disperse": {"distance": "cosine", "diagonal": True, "eps": 0.0},
     },
-    has_units=True,
+    eps_of_units=True,
 )
 def orthogonalization(
     z: Tensor,

@@ -42,7 +42,7 @@ LEFT = 1e-5  # of the norm of B: if less is left after the projection, it is rou
     "pairs of centred states, as hard a push as dispersion's and blind to the mean cosine",
     source="control",
     reference="docs/studies.md",
-    has_units=True,
+    eps_of_units=True,
 )
 def placebo(
     z: Tensor,

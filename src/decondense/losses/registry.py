@@ -96,7 +96,7 @@ class Entry:
     reference  where it was published
     presets    preset name (`presets.PRESETS`) → keywords
     flags      the keywords that must be True or False
-    has_units  whether its option eps is the ε of its unit vectors z/(‖z‖ + ε); without, they are z/‖z‖
+    eps_of_units  whether its option eps is the ε of its unit vectors z/(‖z‖ + ε); without, they are z/‖z‖
     """
 
     written: Callable[..., Tensor | OfMoments | OfRoutine]
@@ -106,7 +106,7 @@ class Entry:
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
-    has_units: bool = False
+    eps_of_units: bool = False
 
     @property
     def name(self) -> str:
@@ -118,9 +118,8 @@ class Entry:
 
     def eps(self, options: Mapping[str, Any]) -> Any:
         """The ε of its unit vectors, given these options."""
-        if not self.has_units:
-            return 0.0
-        return options.get("eps", inspect.signature(self.written).parameters["eps"].default)
+        own = inspect.signature(self.written).parameters.get("eps") if self.eps_of_units else None
+        return 0.0 if own is None else options.get("eps", own.default)
 
     @functools.cached_property
     def function(self) -> Callable[..., Tensor]:
