@@ -21,22 +21,24 @@ Words = Annotated[str, Field(pattern=r"\S")]  # not empty
 Section = dict[str, Any]
 REMEDY = "delete it and make the result again, or leave it out"
 ORIGIN = ("config.yaml", "run.json")
+FIGURES = ("heatmaps.png", "heatmaps.csv", "trend.png", "trend.csv", "curves.png", "curves.csv")
 BESIDE: dict[str, tuple[str, ...]] = {
     "measurement": (
         *ORIGIN, "states.csv", "heatmap.png", "heatmap.csv", "heatmap_released.png", "heatmap_released.csv",
     ),
-    "comparison": (
-        *ORIGIN, "heatmaps.png", "heatmaps.csv", "trend.png", "trend.csv", "curves.png", "curves.csv",
-    ),
+    "comparison": (*ORIGIN, *FIGURES),
     "evaluation": (*ORIGIN, "items.parquet", "partial"),
     "significance": ("table.md", "table.csv", "table.tex", "forest.png"),
-    "training": ("progress.json", "history.csv", "training.png", "model", "snapshots", "checkpoints"),
+    "training": (
+        "recipe.yaml", "progress.json", "history.csv", "training.png", "model", "checkpoints/checkpoint-*",
+        "snapshots/step-*.json", *(f"snapshots/{name}" for name in FIGURES),
+    ),
     "study": (
         "config.yaml", "table.csv", "figure.png", "course.png", "curves.png", "budgets.png", "rates.png",
         "own-rates.png", "why-*.png",
     ),
 }  # fmt: skip
-"""Kind → what its command writes beside result.json: names, or patterns of names."""
+"""Kind → what its command writes beside result.json: paths, or patterns of paths."""
 
 
 def known(value: Number) -> float:
@@ -166,7 +168,7 @@ def check_foreign(folder: Path, kind: str, remedy: str = "") -> None:
     if unfinished or (folder / "result.json").exists():
         return
     paths = (path for pattern in BESIDE[kind] for path in folder.glob(pattern))
-    if names := sorted(path.name for path in paths if not _may_be_replaced(path)):
+    if names := sorted(path.relative_to(folder).as_posix() for path in paths if not _may_be_replaced(path)):
         belong, them = ("belongs", "it") if len(names) == 1 else ("belong", "them")
         raise ValueError(
             f"{str(folder)!r} holds {list_of(names)}, which {belong} to no result and would be replaced: choose "
