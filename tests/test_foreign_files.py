@@ -180,6 +180,26 @@ def test_a_run_that_was_killed_is_one_with_and_without_a_checkpoint(place):
     assert "'o' already holds a run: add --resume to go on" in refused("train", "small.yaml", "--out", "o")
 
 
+@pytest.mark.parametrize("kind", ["measurement", "comparison", "evaluation"])
+def test_a_result_that_was_deleted_or_never_there_is_made_again(place, kind):
+    """As the sentence about a damaged one advises, and as the files of an evaluation are moved one by one."""
+    words = [*shlex.split(COMMANDS[kind]), "--out", "o"]
+    assert cli(*words).returncode == 0
+    whole = Path("o/result.json").read_bytes()
+    Path("o/result.json").unlink()
+    shutil.rmtree("o/results", ignore_errors=True)  # measurements of a comparison, which are results themselves
+    if kind == "evaluation":
+        Path("o/partial").mkdir()
+        Path("o/partial/settings.json").write_text("{}")
+    config = Path("o/config.yaml").read_text()
+    Path("o/config.yaml").write_text("command: another")
+    assert "'o' holds config.yaml, " in refused(*words)
+    Path("o/config.yaml").write_text(config)
+    done = cli(*words)
+    assert done.returncode == 0, done.stderr
+    assert Path("o/result.json").read_bytes() == whole
+
+
 def test_an_unfinished_evaluation_is_ours_and_another_partial_is_not(place):
     words = [*shlex.split(COMMANDS["evaluation"]), "--out", "o"]
     partial = Path("o") / "partial"
