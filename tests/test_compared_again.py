@@ -125,6 +125,7 @@ def test_measure_of_several_texts_says_which_command_takes_them(items, tmp_path,
         "error: measure takes one text, got 'a.txt,pydoc': for several, decondense compare "
         f"{items[0]} --texts a.txt,pydoc.\n"
     )
+    assert "--texts" not in refused("measure", items[0], "--text", "a.txt,", *QUICK)  # one text, of a strange name
     Path("a.txt").rename("a,b.txt")
     assert run("measure", items[0], "--text", "a,b.txt", *QUICK)[0] == 0
 

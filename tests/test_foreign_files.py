@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import pkgutil
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 from by_hand import cli, refused
-from train.runs import content, saved
+from train.runs import content, saved, tiny
 
 from decondense import cli as command_line
 from decondense.files import to_yaml
@@ -45,6 +48,13 @@ def contents(folder: Path) -> dict[Path, bytes | None]:
     return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
+def written_into(folder: Path) -> set[str]:
+    """What a command has written beside result.json, as `BESIDE` calls it."""
+    shared = ("checkpoints", "snapshots")  # which hold files of others too
+    paths = [inner for path in folder.iterdir() for inner in (path.iterdir() if path.name in shared else [path])]
+    return {path.relative_to(folder).as_posix() for path in paths} - {"result.json", "results"}
+
+
 def unknown(names: set[str], kind: str) -> set[str]:
     return {name for name in names if not any(Path(name).match(known) for known in BESIDE[kind])}
 
@@ -58,20 +68,28 @@ def no_work(*args, **kwargs):
     raise AssertionError("the work was begun")
 
 
+def forbid(patch: pytest.MonkeyPatch, work: str) -> None:
+    """Put `no_work` in the place of a function, with its signature, which decides what a command passes on."""
+    name = f"decondense.{work}"
+    patch.setattr(name, functools.wraps(pkgutil.resolve_name(name))(lambda *args, **kwargs: no_work()))
+
+
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_a_command_refuses_every_name_that_it_writes(place, kind, monkeypatch):
     words = [*shlex.split(COMMANDS[kind]), "--out", "o"]
     done = cli(*words)
     assert done.returncode == 0, done.stderr
-    written = {path.name for path in Path("o").iterdir()} - {"result.json", "recipe.yaml", "results"}
+    written = written_into(Path("o"))
     assert unknown(written, kind) == set()
     works = {
-        "measurement": "meter.run.measure", "comparison": "meter.compare", "training": "train.run.prepare",
+        "measurement": "meter.run.measure", "comparison": "meter.compare.compare", "training": "train.run.prepare",
         "evaluation": "evaluate.harness.evaluate", "significance": "stats.significance.significance",
-        "study": "studies.core.make",
+        "study": "studies.core.conclude",
     }  # fmt: skip
     with monkeypatch.context() as patch:
-        patch.setattr(f"decondense.{works[kind]}", no_work)
+        forbid(patch, works[kind])
+        with pytest.raises(AssertionError, match="the work was begun"):
+            cli(*words[:-1], "free")
         for number, name in enumerate(sorted(written)):
             folder = Path(f"f{number}")
             path = folder / name / "mine" if (Path("o") / name).is_dir() else folder / name
@@ -83,7 +101,8 @@ def test_a_command_refuses_every_name_that_it_writes(place, kind, monkeypatch):
                 f"error: '{folder}' holds {name}, which belongs to no result and would be replaced: choose another "
                 f"folder with --out{force}.\n"
             )
-            assert contents(folder) == ({folder / name: None} | {path: b"x"})
+            above = [folder / up for up in path.relative_to(folder).parents if up != Path(".")]
+            assert contents(folder) == dict.fromkeys(above) | {path: b"x"}
 
 
 @pytest.mark.parametrize("kind", WITH_FORCE)
@@ -105,8 +124,10 @@ def test_force_replaces_them(place, kind):
 def test_other_files_and_empty_folders_stay_where_they_are(place, kind):
     """So `--out .` is no mistake by itself."""
     others = [Path("o") / name for name in ("notes.md", "model.safetensors", "partial-2024-results.npz")]
-    (Path("o") / "snapshots").mkdir(parents=True)
+    others += [Path("o") / "snapshots" / "mine.png", Path("o") / "checkpoints" / "runs" / "of-tensorboard"]
+    (Path("o") / "model").mkdir(parents=True)
     for path in others:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("mine")
     done = cli(*shlex.split(COMMANDS[kind]), "--out", "o")
     assert done.returncode == 0, done.stderr
@@ -125,6 +146,58 @@ def test_training_asked_to_go_on_where_there_is_no_run_replaces_nothing(place):
             "'o' holds model, which belongs to no result and would be replaced: choose another folder with --out.\n"
         )
     assert list(contents(Path("o"))) == [mine.parent, mine]
+
+
+@pytest.mark.parametrize("recipe", [to_yaml(content()), tiny().to_yaml(), "[", "x"])
+def test_a_recipe_of_somebody_s_is_no_run(place, recipe):
+    """Not even beside a model, and not even if it has every section."""
+    shutil.copytree("model", "w/model")
+    Path("w/recipe.yaml").write_text(recipe)
+    before = contents(Path("w"))
+    for more in ([], ["--resume"], ["--dry-run"], ["--dry-run", "--resume"]):
+        code, _, err = cli("train", "small.yaml", "--out", "w", *more)
+        assert code == 2
+        assert err.endswith(
+            "'w' holds model and recipe.yaml, which belong to no result and would be replaced: choose another folder "
+            "with --out.\n"
+        )
+    assert contents(Path("w")) == before
+
+
+def test_a_run_that_was_killed_is_one_with_and_without_a_checkpoint(place):
+    """So is one whose result was damaged, and deleted."""
+    Path("o/snapshots").mkdir(parents=True)
+    Path("o/checkpoints/checkpoint-4").mkdir(parents=True)
+    Path("o/checkpoints/checkpoint-4/model.safetensors").write_text("half")
+    Path("o/recipe.yaml").write_text(tiny().to_yaml())
+    for lost in ("snapshots/step-000000.json", "result.json"):
+        Path("o", lost).unlink(missing_ok=True)
+        assert "'o' already holds a run: add --resume to go on" in refused("train", "small.yaml", "--out", "o")
+        done = cli("train", "small.yaml", "--out", "o", "--resume")
+        assert done.returncode == 0, done.stderr
+    shutil.rmtree("o/checkpoints")
+    Path("o/result.json").unlink()
+    assert "'o' already holds a run: add --resume to go on" in refused("train", "small.yaml", "--out", "o")
+
+
+@pytest.mark.parametrize("kind", ["measurement", "comparison", "evaluation"])
+def test_a_result_that_was_deleted_or_never_there_is_made_again(place, kind):
+    """As the sentence about a damaged one advises, and as the files of an evaluation are moved one by one."""
+    words = [*shlex.split(COMMANDS[kind]), "--out", "o"]
+    assert cli(*words).returncode == 0
+    whole = Path("o/result.json").read_bytes()
+    Path("o/result.json").unlink()
+    shutil.rmtree("o/results", ignore_errors=True)  # measurements of a comparison, which are results themselves
+    if kind == "evaluation":
+        Path("o/partial").mkdir()
+        Path("o/partial/settings.json").write_text("{}")
+    config = Path("o/config.yaml").read_text()
+    Path("o/config.yaml").write_text("command: another")
+    assert "'o' holds config.yaml, " in refused(*words)
+    Path("o/config.yaml").write_text(config)
+    done = cli(*words)
+    assert done.returncode == 0, done.stderr
+    assert Path("o/result.json").read_bytes() == whole
 
 
 def test_an_unfinished_evaluation_is_ours_and_another_partial_is_not(place):

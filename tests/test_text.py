@@ -338,6 +338,12 @@ def test_the_environment_names_the_folder(shared, monkeypatch):
         open_text("imdb")
 
 
+def test_every_text_says_how_to_have_it():
+    for name, entry in texts.TEXTS.items():
+        for split in (entry.split, *texts.SPLITS):
+            assert ("DECONDENSE_DATA" in texts.how_to_have(name, split)) == (name != "pydoc")
+
+
 def test_a_text_out_of_reach_is_never_replaced(monkeypatch):
     monkeypatch.setattr("decondense.hub.hub_reachable", lambda: False)
     monkeypatch.setattr(texts, "_packaged_file", lambda entry, split: None)

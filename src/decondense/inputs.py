@@ -17,6 +17,7 @@ from .words import warn
 TARGETS = ("labels", "return_loss")  # dropped, since a measurement needs no loss
 PADDING = ("src_key_padding_mask", "key_padding_mask")  # names in torch's own modules; true where there is padding
 MARKS = {"pad", "padding", "valid"}  # words in names of what may be a mask of tokens, beside "mask" itself
+MASKS = ("mask", *sorted(MARKS))  # ends of the names of masks of whole numbers: pad_ids are tokens
 
 
 @dataclass
@@ -106,6 +107,8 @@ def unread_mask(given: dict[str, Any], shape: torch.Size) -> str | None:
         return None
     for name, value in given.items():
         if not isinstance(value, Tensor) or ("mask" not in name and MARKS.isdisjoint(name.split("_"))):
+            continue
+        if not value.is_floating_point() and value.dtype != torch.bool and not name.endswith(MASKS):
             continue
         # A float mask, which attention adds, or a square one is probably for pairs of tokens, unless named for padding.
         pairs = value.is_floating_point() or shape[0] == shape[1]

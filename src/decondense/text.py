@@ -306,6 +306,8 @@ def iterate_documents(text: str, *, data: AnyPath | None) -> tuple[str, Iterator
 
 def how_to_have(name: str, split: str) -> str:
     """How a split of a named text comes onto this machine, as a part of a sentence."""
+    if name == "pydoc":
+        return "name it 'pydoc', without a split: it comes with Python"
     entry = TEXTS[name]
     place = next(one for one in entry.local if _may_hold(one, name, split)).format(name=name, split=split)
     packaged = entry.package is not None and _may_hold(entry.package[1], name, split)

@@ -375,6 +375,10 @@ def test_a_mask_that_is_not_read_is_named_once():
         ("padding", lambda mask: 1 - mask, True),
         ("valid", lambda mask: mask.float(), True),
         ("padded_ids", lambda mask: mask, False),  # tokens
+        ("pad_ids", lambda mask: mask, False),
+        ("valid_labels", lambda mask: mask, False),
+        ("pad_ids", lambda mask: mask == 0, True),
+        ("is_valid", lambda mask: mask, True),
         ("valid", lambda mask: mask.sum(1), False),
         ("lengths", lambda mask: mask.sum(1), False),  # no mask: what the sentence advises would not help
         ("pad", lambda mask: 0, False),

@@ -250,6 +250,21 @@ def test_merge_names_the_runs_that_are_missing(command, tmp_path):
     assert "missing" not in command("study", "dose", "--merge", "--out", tmp_path, "--json")[2]
 
 
+def test_a_merge_that_was_interrupted_is_repeated(command, tmp_path, monkeypatch):
+    """Also in a folder that held nothing but runs, with figures drawn and no result yet."""
+    written("dose", tmp_path, "smoke", seeds=[1, 2, 3])
+    (tmp_path / "config.yaml").unlink(missing_ok=True)
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("decondense.studies.core.write_csv", interrupt)
+        assert command("study", "dose", "--merge", "--out", tmp_path)[0] == 130
+    assert (tmp_path / "figure.png").is_file()
+    assert command("study", "dose", "--merge", "--out", tmp_path)[0] == 0
+
+
 def test_a_seed_of_which_nothing_is_there_is_missing_in_every_merge(command, tmp_path):
     """The scale has 3, and 4 is one more."""
     written("dose", tmp_path, "smoke", seeds=[1, 2, 4])

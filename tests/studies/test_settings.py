@@ -198,7 +198,7 @@ def test_plan_lists_runs(command, refusal):
         (["widht"], ", hyper: did you mean 'width'?"),
         (["lst"], ", hyper: did you mean 'list'?"),
         (["zzz"], "there is no study 'zzz', the studies are size, text, width"),
-        (["variants-gemma"], "result of the study 'variants': give decondense study variants, or the whole command"),
+        (["variants-gemma"], "'variants-gemma': if it is a folder with a result of the study 'variants', give decond"),
         (["width", "--scale", "huge"], "scale must be one of 'smoke', 'gpu', 'paper', got 'huge': pick one of these."),
         (["width", "--seeds", "1,x"], "--seeds must be different whole numbers"),
         (["width", "--seeds", "1,1"], "must be different whole numbers"),

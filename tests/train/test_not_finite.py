@@ -93,6 +93,15 @@ def test_a_run_that_fails_in_its_first_step_leaves_nothing(before, spoil, tmp_pa
     assert (tmp_path / "run" / "recipe.yaml").exists()
 
 
+def test_what_tensorboard_has_of_a_failed_run_does_not_stop_the_next(spoil, tmp_path, cache):
+    pytest.importorskip("tensorboard")
+    spoil({0})
+    with pytest.raises(NotFinite, match="at step 1 of 8"):
+        train(tiny("train.report_to=[tensorboard]"), tmp_path / "run", cache=cache)
+    assert list(tmp_path.glob("run/checkpoints/runs/**/events.*"))
+    train(tiny("train.on_nan=skip"), tmp_path / "run", cache=cache)
+
+
 def test_a_second_failure_takes_no_checkpoint_along(spoil, tmp_path, cache, monkeypatch):
     """The steps of a resumed run count from its checkpoint, also where it fails before that has been read."""
     settings = ["train.checkpoints=2"]

@@ -64,7 +64,7 @@ def measure(
             "--images takes the place of a text: leave --text, --tokens, --data, --column, --released, --resume and "
             "--revisions out."
         )
-    if several_texts := o.texts_of(text):
+    if len(several_texts := o.texts_of(text) or []) > 1:
         instead = f"decondense compare {model} --texts {','.join(several_texts)}"
         raise ValueError(f"measure takes one text, got {text!r}: for several, {instead}.")
     if revisions:

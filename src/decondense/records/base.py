@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..files import AnyPath, file_in, finite, pretty_json, read_json, write_text
+from ..files import AnyPath, file_in, finite, mapping_in, pretty_json, read_json, write_text
 from ..needs import need
 from ..words import list_of, perhaps_beside, quoted
 
@@ -21,22 +21,25 @@ Words = Annotated[str, Field(pattern=r"\S")]  # not empty
 Section = dict[str, Any]
 REMEDY = "delete it and make the result again, or leave it out"
 ORIGIN = ("config.yaml", "run.json")
+FIGURES = ("heatmaps.png", "heatmaps.csv", "trend.png", "trend.csv", "curves.png", "curves.csv")
+COMMANDS = {"measurement": "measure", "comparison": "compare", "evaluation": "evaluate"}  # as in their config.yaml
 BESIDE: dict[str, tuple[str, ...]] = {
     "measurement": (
         *ORIGIN, "states.csv", "heatmap.png", "heatmap.csv", "heatmap_released.png", "heatmap_released.csv",
     ),
-    "comparison": (
-        *ORIGIN, "heatmaps.png", "heatmaps.csv", "trend.png", "trend.csv", "curves.png", "curves.csv",
-    ),
+    "comparison": (*ORIGIN, *FIGURES),
     "evaluation": (*ORIGIN, "items.parquet", "partial"),
     "significance": ("table.md", "table.csv", "table.tex", "forest.png"),
-    "training": ("progress.json", "history.csv", "training.png", "model", "snapshots", "checkpoints"),
+    "training": (
+        "recipe.yaml", "progress.json", "history.csv", "training.png", "model", "checkpoints/checkpoint-*",
+        "snapshots/step-*.json", *(f"snapshots/{name}" for name in FIGURES),
+    ),
     "study": (
         "config.yaml", "table.csv", "figure.png", "course.png", "curves.png", "budgets.png", "rates.png",
         "own-rates.png", "why-*.png",
     ),
 }  # fmt: skip
-"""Kind → what its command writes beside result.json: names, or patterns of names."""
+"""Kind → what its command writes beside result.json: paths, or patterns of paths."""
 
 
 def known(value: Number) -> float:
@@ -161,12 +164,15 @@ def check_folder(folder: Path, kind: str) -> None:
 
 def check_foreign(folder: Path, kind: str, remedy: str = "") -> None:
     """Refuse a folder without a result that has something by a name in `BESIDE`: it is somebody's, and a result of this
-    `kind` would replace it. `remedy`: what helps apart from another folder."""
+    `kind` would replace it. A config.yaml of its command says that it is not: the result was interrupted as it was
+    written, or deleted. `remedy`: what helps apart from another folder."""
     unfinished = kind == "comparison" and any(folder.glob("results/*/result.json"))
     if unfinished or (folder / "result.json").exists():
         return
+    if kind in COMMANDS and mapping_in(folder / "config.yaml").get("command") == COMMANDS[kind]:
+        return
     paths = (path for pattern in BESIDE[kind] for path in folder.glob(pattern))
-    if names := sorted(path.name for path in paths if not _may_be_replaced(path)):
+    if names := sorted(path.relative_to(folder).as_posix() for path in paths if not _may_be_replaced(path)):
         belong, them = ("belongs", "it") if len(names) == 1 else ("belong", "them")
         raise ValueError(
             f"{str(folder)!r} holds {list_of(names)}, which {belong} to no result and would be replaced: choose "

@@ -36,8 +36,8 @@ def find(name: str) -> Study:
     if name not in STUDIES:
         if study := next((study for study in STUDIES if name.startswith(f"{study}-")), None):
             raise ValueError(
-                f"there is no study {name!r}; a folder of that name holds a result of the study {study!r}: give "
-                f"decondense study {study}, or the whole command, which is in the folder's result.json."
+                f"there is no study {name!r}: if it is a folder with a result of the study {study!r}, give decondense "
+                f"study {study}, or the whole command, which is in the folder's result.json."
             )
         close = perhaps(name, [*STUDIES, "list"])  # the command takes "list" in place of a name
         raise ValueError(f"there is no study {name!r}, the studies are {', '.join(STUDIES)}{close}")

@@ -321,13 +321,13 @@ def conclude(study: Study, scale: str, folder: Path, *, reason: str = "", say: S
         versions=_versions(runs_by_folder.values()) if plan else versions("decondense", "numpy", "scipy"),
         shown=study.shown,
     )  # fmt: skip
-    folder.mkdir(parents=True, exist_ok=True)
+    # keep the seeds that were asked for, or the next merge would not report one without any run as missing
+    seeds = list(dict.fromkeys([*settings.get("seeds", ()), *runs.seeds]))
+    # first, since it tells a study that was interrupted here from files of somebody else's
+    _write_config(study, scale, folder, settings | ({"seeds": seeds} if seeds else {}))
     for name, draw in figures.items():
         draw(folder / name)
     write_csv(folder / "table.csv", [dict(zip(conclusion.columns, row)) for row in record.table.rows])
-    # keep the seeds that were asked for, or the next merge would not report one without any run as missing
-    seeds = list(dict.fromkeys([*settings.get("seeds", ()), *runs.seeds]))
-    _write_config(study, scale, folder, settings | ({"seeds": seeds} if seeds else {}))
     record.save(folder / "result.json")
     return record
 

@@ -23,8 +23,18 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from ..files import AnyPath, first_process, flat, look_writable, output_folder, sole_writer, writable, write_text
-from ..records import check_folder, check_foreign, read
+from ..files import (
+    AnyPath,
+    first_process,
+    flat,
+    look_writable,
+    mapping_in,
+    output_folder,
+    sole_writer,
+    writable,
+    write_text,
+)
+from ..records import Training, check_folder, check_foreign, read
 from .recipe import Recipe, read_yaml, recipe_from
 
 # A resumed run may change these: they decide how fast and where it runs and what it reports, not what it computes.
@@ -71,7 +81,7 @@ def check_recipe(folder: Path, recipe: Recipe, *, resume: bool) -> bool:
     """Whether the folder holds a run to go on with. Another recipe, a run where none is expected, or, where there is
     none, what is not of a run, is an error."""
     file = folder / "recipe.yaml"
-    if first_process() and not file.is_file():  # the others may see what the first has just written
+    if first_process() and not _of_a_run(folder):  # the others may see what the first has just written
         check_foreign(folder, "training")
     if not resume:
         # Only the first process checks: the others may see what it has just written.
@@ -93,6 +103,22 @@ def check_recipe(folder: Path, recipe: Recipe, *, resume: bool) -> bool:
                 f"{now.get(key)!r}: use {str(file)!r}, or start in another folder."
             )
     return True
+
+
+def _of_a_run(folder: Path) -> bool:
+    """Whether recipe.yaml is that of a run and not somebody's own. Beside a run's lies what only a run writes, or,
+    before it has written anything else, no model; and it has every section."""
+    file = folder / "recipe.yaml"
+    if not file.is_file():
+        return False
+    written = (folder / "result.json").is_file() or any(folder.glob(f"checkpoints/checkpoint-*/{MARKER}"))
+    if written or mapping_in(folder / "progress.json").get("schema") in Training.reads:
+        return True
+    try:
+        whole = set(Recipe.model_fields) <= read_yaml(file).keys()
+    except ValueError:
+        return False
+    return whole and ((folder / "history.csv").is_file() or not (folder / "model").exists())
 
 
 def check_contents(checkpoint: Path | None, recipe: Recipe, cache: AnyPath | None) -> None:
