@@ -65,9 +65,9 @@ class Handle:
     @property
     def last(self) -> dict[str, Any]:
         """Means over the latest training call: task_loss, penalty (before the weight), share, and by layer per_layer
-        and mean_cosine; agreement from the first check on, with check_every. All are tensors, so only reading them
-        waits for a GPU; weight is a number, or a tensor where a compiled model computes it. Under accumulation the loss
-        of a call is share · (task_loss + weight · penalty)."""
+        and mean_cosine; penalty_1, penalty_weight_1, … of several losses; agreement from the first check on, with
+        check_every. All are tensors, so only reading them waits for a GPU; weights are numbers, or a tensor where a
+        compiled model computes it. Under accumulation the loss of a call is share · (task_loss + weight · penalty)."""
         return self._attachment.last
 
     @property

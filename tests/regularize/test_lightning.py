@@ -131,6 +131,16 @@ def test_the_clock_begins_with_a_training():
         assert [r.step for r in watch.monitor.readings] == [0, 2]
 
 
+def test_several_losses_are_logged_each_with_its_weight():
+    rising = {"loss": "dispersion", "weight": 0.8, "schedule": "linear", "ramp_steps": 8}
+    _, logger = fit(Module(), RegularizeCallback([{"loss": "cosreg", "weight": 0.1}, rising]), parts=1, steps=3)
+    lines = [line for _, line in logger.lines if "penalty" in line]
+    assert [line["penalty_weight_2"] for line in lines] == pytest.approx([0, 0.1, 0.2])
+    for line in lines:
+        added = sum(line[f"penalty_weight_{k}"] * line[f"penalty_{k}"] for k in (1, 2))
+        assert line["penalty"] == pytest.approx(added, rel=1e-4)
+
+
 def test_two_optimisers_are_watched_and_logged_by_training_steps(tmp_path):
     """Lightning's global_step counts each of the two, its lines of a log do not."""
     callback, watch = RegularizeCallback("uniformity"), MonitorCallback(every=2, metrics=["mean_cosine"])
